@@ -1,0 +1,32 @@
+"""What every layer needs to refuse bad input: one sentence with the value, the rule and the way out."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError(message) unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def at_least(minimum: int, **named: int) -> None:
+    """Each named whole number must be at least `minimum`."""
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be a whole number, got {value!r}.")
+        require(value >= minimum, f"{name} must be at least {minimum}, got {value}.")
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    """A named choice must be one of the allowed ones; the message suggests the nearest."""
+    allowed = tuple(allowed)
+    require(value in allowed, unknown(name, value, allowed))
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that is not known, with the nearest one that is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known)}."

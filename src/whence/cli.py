@@ -1,0 +1,5 @@
+"""The command line: `whence`."""
+
+
+def main() -> None:
+    """Run the command line."""

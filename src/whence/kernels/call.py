@@ -1,0 +1,198 @@
+"""One attention call with its arguments checked and put into one form, as every backend receives it."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from whence.checks import at_least, require
+from whence.kernels.mask import Mask, as_mask
+from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """Query row i stands at key position q_start + i; `lag` counts key positions from there.
+
+    A low-rank bias is already part of q and k here, as extra columns; scale is 0 where the logits are
+    the bias alone.
+    """
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b h_kv k d"]
+    v: Float[Tensor, "b h_kv k d_v"]
+    lag: LagBias | None
+    dense: tuple[DenseBias, ...]
+    values: LagValues | None
+    mask: Mask | None
+    causal: bool
+    window: tuple[int | None, int | None]
+    scale: float
+    dropout: float
+    q_start: int
+
+    @property
+    def n_q(self) -> int:
+        """The number of queries."""
+        return self.q.shape[2]
+
+    @property
+    def n_k(self) -> int:
+        """The number of keys."""
+        return self.k.shape[2]
+
+    def key_range(self, rows: slice) -> slice:
+        """The keys that causality and the window leave to these query rows, as one range."""
+        before, after = self.window
+        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
+        after = 0 if self.causal else after
+        low = 0 if before is None else min(max(0, first - before), self.n_k)
+        high = self.n_k if after is None else min(self.n_k, max(0, last + after + 1))
+        return slice(low, max(low, high))
+
+    def allowed(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
+        """The pairs of these rows and keys that may be looked at, or None if all may."""
+        allowed = None if self.mask is None else self.mask.tile(rows, keys)
+        before, after = self.window
+        after = 0 if self.causal else after
+        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
+        cut_left = before is not None and keys.start < last - before
+        cut_right = after is not None and keys.stop - 1 > first + after
+        if cut_left or cut_right:
+            q_place = torch.arange(first, last + 1, device=self.q.device)
+            lag = torch.arange(keys.start, keys.stop, device=self.q.device) - q_place[:, None]
+            near = torch.ones_like(lag, dtype=torch.bool)
+            if before is not None:
+                near &= lag >= -before
+            if after is not None:
+                near &= lag <= after
+            allowed = near[None, None] if allowed is None else allowed & near
+        return allowed
+
+    def with_kv_heads_expanded(self) -> "AttentionCall":
+        """The same call with a key and value head for every query head."""
+        groups = self.q.shape[1] // self.k.shape[1]
+        if groups == 1:
+            return self
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (self.k, self.v))
+        return replace(self, k=k, v=v)
+
+
+def as_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Bias | None,
+    values: LagValues | None,
+    mask: Mask | Tensor | None,
+    causal: bool,
+    window: int | tuple[int | None, int | None] | None,
+    scale: float | None,
+    dropout: float,
+    q_start: int | None,
+) -> AttentionCall:
+    """Check the arguments of `attend` and put them into one form."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require(
+            x.ndim == 4 and x.is_floating_point(),
+            f"attend needs {name} as floating point [b, h, n, d], got {x.dtype} {tuple(x.shape)}.",
+        )
+    (b, h, n_q, d), n_k = q.shape, k.shape[2]
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    require(k.shape[0] == b and v.shape[0] == b, f"q, k and v must share the batch, got {shapes}.")
+    require(k.shape[3] == d, f"q and k must share the head size, got {shapes}.")
+    require(v.shape[2] == n_k, f"k and v must have as many rows, got {shapes}.")
+    require(
+        h % k.shape[1] == 0 and h % v.shape[1] == 0,
+        f"the number of query heads must be a multiple of the key and value heads, got {shapes}.",
+    )
+    require(
+        q.dtype == k.dtype == v.dtype,
+        f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}.",
+    )
+    require(0.0 <= dropout < 1.0, f"dropout must be in [0, 1), got {dropout}.")
+    if q_start is None:
+        q_start = n_k - n_q
+    terms = Terms() if bias is None else bias.terms()
+    _check_terms(terms, b, h, n_q, n_k, q_start)
+    if values is not None:
+        require(
+            values.table.shape[0] in (1, h) and values.table.shape[2] == v.shape[3],
+            f"values must be a LagValues table [1 or {h}, lag, {v.shape[3]}] for this call, "
+            f"got {tuple(values.table.shape)}.",
+        )
+    scale = d**-0.5 if scale is None else scale
+    if k.shape[1] != v.shape[1]:  # a method gave each query head keys of its own
+        most = max(k.shape[1], v.shape[1])
+        k, v = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (k, v))
+    if terms.low_rank is not None:
+        q, k, v, scale = _widened(q, k, v, scale, terms.low_rank)
+    return AttentionCall(
+        q,
+        k,
+        v,
+        terms.lag,
+        terms.dense,
+        values,
+        as_mask(mask, b, h, n_q, n_k),
+        causal,
+        _window(window),
+        scale,
+        dropout,
+        q_start,
+    )
+
+
+def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:
+    if terms.lag is not None:
+        shape = tuple(terms.lag.band.shape)
+        fits = shape[0] in (1, b) and shape[1] in (1, h) and shape[2] in (1, n_q)
+        require(
+            fits,
+            f"bias band must be [1 or {b}, 1 or {h}, 1 or {n_q}, lag] for this call, got {shape}. "
+            "Was the method built for another number of heads?",
+        )
+        if n_q and n_k:
+            terms.lag.check(-(q_start + n_q - 1), n_k - 1 - q_start)
+    if terms.low_rank is not None:
+        u, w = terms.low_rank.query, terms.low_rank.key
+        fits = (
+            u.shape[2] == n_q
+            and w.shape[2] == n_k
+            and all(x.shape[0] in (1, b) and x.shape[1] in (1, h) for x in (u, w))
+        )
+        require(
+            fits,
+            f"low-rank bias must be [1 or {b}, 1 or {h}, {n_q} and {n_k}, r] for this call, got "
+            f"{tuple(u.shape)} and {tuple(w.shape)}.",
+        )
+
+
+def _widened(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, extra: LowRankBias
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    (b, h), groups = q.shape[:2], q.shape[1] // k.shape[1]
+    u, w = (x.to(q.dtype).expand(b, h, -1, -1) for x in (extra.query, extra.key))
+    if scale == 0.0:
+        return u, w, v.repeat_interleave(groups, dim=1), 1.0
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    root = math.sqrt(
+        abs(scale)
+    )  # split over both sides: neither grows too large for half precision
+    sign = math.copysign(1.0, scale)
+    return torch.cat([sign * root * q, u], -1), torch.cat([root * k, w], -1), v, 1.0
+
+
+def _window(
+    window: int | tuple[int | None, int | None] | None,
+) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
+    before, after = (window, window) if isinstance(window, int) else window
+    for name, value in (("window before", before), ("window after", after)):
+        if value is not None:
+            at_least(0, **{name: value})
+    return before, after

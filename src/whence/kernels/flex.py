@@ -1,0 +1,9 @@
+def refuse(call):
+    return "later"
+
+
+def note(call):
+    return ""
+
+
+def run(call): ...

@@ -1,0 +1,80 @@
+"""Which keys a query may look at: padding, packed sequences, or any boolean matrix."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from whence.checks import require
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """True is "may be looked at". Any of the parts; all that are given must allow a pair.
+
+    keys      [b, k]           keys that exist (padding is False)
+    segments  [b|1, q], [b|1, k]  packed sequences: only pairs of one segment
+    pairs     [b|1, h|1, q, k] anything else; the only part that costs n x n memory, and it is yours
+    """
+
+    keys: Bool[Tensor, "b k"] | None = None
+    segments: tuple[Int[Tensor, "b q"], Int[Tensor, "b k"]] | None = None
+    pairs: Bool[Tensor, "b h q k"] | None = None
+
+    @staticmethod
+    def padding(lengths: Int[Tensor, " b"], n_keys: int) -> "Mask":
+        """Keys of sequence b exist up to lengths[b]."""
+        return Mask(keys=torch.arange(n_keys, device=lengths.device) < lengths[:, None])
+
+    @staticmethod
+    def packed(cu_seqlens: Int[Tensor, " s"], n: int) -> "Mask":
+        """One row that holds several sequences, cut at the cumulative lengths 0, l1, l1 + l2, ..., n."""
+        place = torch.arange(n, device=cu_seqlens.device)
+        segment = torch.bucketize(place, cu_seqlens.to(place.dtype), right=True)[None]
+        return Mask(segments=(segment, segment))
+
+    def tile(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
+        """The part for these query rows and keys, or None if every pair is allowed."""
+        parts = []
+        if self.keys is not None:
+            parts.append(self.keys[:, None, None, keys])
+        if self.segments is not None:
+            q_segment, k_segment = self.segments
+            parts.append(q_segment[:, None, rows, None] == k_segment[:, None, None, keys])
+        if self.pairs is not None:
+            parts.append(self.pairs[:, :, rows, keys])
+        if not parts:
+            return None
+        allowed = parts[0]
+        for part in parts[1:]:
+            allowed = allowed & part
+        return allowed
+
+
+def as_mask(mask: Mask | Tensor | None, b: int, h: int, n_q: int, n_k: int) -> Mask | None:
+    """A Mask from what the caller gave: a Mask, or a boolean [b, k] or [b|1, h|1, q, k]."""
+    if mask is None:
+        return None
+    if isinstance(mask, Tensor):
+        require(
+            mask.dtype == torch.bool,
+            f"mask must be boolean with True = may be looked at, got {mask.dtype}. For an additive "
+            "mask use mask=(additive == 0), or pass it as a bias.",
+        )
+        mask = Mask(pairs=mask) if mask.ndim == 4 else Mask(keys=mask)
+    wanted = {
+        "keys": (mask.keys, ((b, 1), (n_k,))),
+        "pairs": (mask.pairs, ((b, 1), (h, 1), (n_q,), (n_k,))),
+        "segments (queries)": (mask.segments and mask.segments[0], ((b, 1), (n_q,))),
+        "segments (keys)": (mask.segments and mask.segments[1], ((b, 1), (n_k,))),
+    }
+    for name, (tensor, sizes) in wanted.items():
+        if tensor is not None:
+            shape = tuple(tensor.shape)
+            fits = len(shape) == len(sizes) and all(
+                n in allowed for n, allowed in zip(shape, sizes, strict=True)
+            )
+            form = ", ".join("|".join(map(str, allowed)) for allowed in sizes)
+            require(fits, f"mask {name} must have shape [{form}] for this call, got {shape}.")
+    return mask

@@ -1,0 +1,9 @@
+"""The lag algebra: what a positional method says to a kernel."""
+
+from whence.lag.bias import LagBias
+from whence.lag.dense import DenseBias, LowRankBias
+from whence.lag.line import Line
+from whence.lag.terms import Bias, Terms
+from whence.lag.values import LagValues
+
+__all__ = ["Bias", "DenseBias", "LagBias", "LagValues", "Line", "LowRankBias", "Terms"]

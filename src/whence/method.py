@@ -1,0 +1,148 @@
+"""What a positional method is: a module with one optional hook for each site where position can enter."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from whence.checks import require
+from whence.lag import Bias, LagValues
+
+SITES = {
+    "input": ("input_term",),
+    "heads": ("query_heads", "key_heads", "value_heads"),
+    "score": ("score_term",),
+    "value": ("value_term",),
+    "replace": ("logits",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a layer knows besides its queries; the few methods that look at content ask for it.
+
+    x_q and x_k are the layer's inputs at the queries and at the keys, k the projected keys.
+    """
+
+    x_q: Float[Tensor, "b q d_model"] | None = None
+    x_k: Float[Tensor, "b k d_model"] | None = None
+    k: Float[Tensor, "b h_kv k d_head"] | None = None
+
+
+class PositionMethod(nn.Module):
+    """A method describes and never computes attention. Override the hooks of the sites it uses.
+
+    Convention: lag = key position - query position. q is [b, h, q, d_head] as projected (before
+    `query_heads`); q_pos and k_pos are whole-number positions, in order and without gaps.
+    A hook that is not overridden is a site that the method does not use: `sites()` is derived.
+    """
+
+    paper: ClassVar[str] = ""
+    formula: ClassVar[str] = "0"  # parameters of one instance, in names of its attributes
+    causal_only: ClassVar[bool] = False
+    shared_by_layers: ClassVar[bool] = False  # one instance serves every layer of a stack
+    fixed_length: bool = False  # True where no length beyond `max_length` can be had
+
+    def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
+        """Site input: what is added to the token embedding."""
+        return None
+
+    def query_heads(self, q: Tensor, q_pos: Int[Tensor, "*b q"]) -> Tensor:
+        """Site heads: the queries as the dot product sees them."""
+        return q
+
+    def key_heads(self, k: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
+        """Site heads: the keys as the dot product sees them."""
+        return k
+
+    def value_heads(self, v: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
+        """Site heads: the values as the sum sees them."""
+        return v
+
+    def score_term(
+        self,
+        q: Float[Tensor, "b h q d_head"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> Bias | None:
+        """Site score: a term of the logit, added after the scaling."""
+        return None
+
+    def value_term(self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]) -> LagValues | None:
+        """Site value: a term of the output, weighted like the values."""
+        return None
+
+    def logits(
+        self,
+        q: Float[Tensor, "b h q d_head"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> Bias | None:
+        """Site replace: the logits themselves, in place of the q.k product."""
+        return None
+
+    def begin(self, length: int) -> None:
+        """Called by the owner at the start of a forward pass over positions below `length`.
+
+        A method may compute here, once, what its layers share. Nothing may depend on it being called.
+        """
+
+    @classmethod
+    def sites(cls) -> tuple[str, ...]:
+        """The sites this method uses: those whose hooks it overrides."""
+        return tuple(
+            site
+            for site, hooks in SITES.items()
+            if any(getattr(cls, hook) is not getattr(PositionMethod, hook) for hook in hooks)
+        )
+
+    def n_parameters(self) -> int:
+        """The number of parameters, counted."""
+        return sum(p.numel() for p in self.parameters())
+
+    def n_parameters_by_formula(self) -> int:
+        """The number of parameters, from `formula`; a test holds it against the count."""
+        names = {
+            name: getattr(self, name) for name in compile(self.formula, "formula", "eval").co_names
+        }
+        return int(eval(self.formula, {"__builtins__": {}}, names))
+
+    def validate(self) -> None:
+        """Raise if a parameter or buffer is not finite. NaN otherwise flows to the output unhidden."""
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            require(
+                not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()),
+                f"{type(self).__name__}.{name} holds NaN or infinity. "
+                "Load a sound checkpoint, or build the method anew.",
+            )
+
+
+def longest_lag(q_pos: Tensor, k_pos: Tensor) -> int:
+    """A bound on |lag| from the shapes alone, so without reading the device.
+
+    It holds where the queries lie among the keys or start with them, as everywhere in a Transformer;
+    positions on the CPU are read, so there it holds for any.
+    """
+    bound = max(len(q_pos), len(k_pos), 1) - 1
+    readable = all(type(p) is Tensor and p.device.type == "cpu" and len(p) for p in (q_pos, k_pos))
+    if not readable or torch.compiler.is_compiling():
+        return bound
+    return max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
+
+
+def need(content: Content | None, part: str, method: PositionMethod) -> Tensor:
+    """The part of the content that a method cannot do without, or an error that says who has it."""
+    found = None if content is None else getattr(content, part)
+    if found is None:
+        raise ValueError(
+            f"{type(method).__name__} looks at content and needs {part}: pass "
+            f"content=Content({part}=...) to the hook, as whence.nn.MultiheadAttention does."
+        )
+    assert isinstance(found, Tensor)
+    return found

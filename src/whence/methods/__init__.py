@@ -1,0 +1,54 @@
+"""Every positional method by name. A new one is one file here and one line in METHODS."""
+
+from whence.checks import at_least, require, unknown
+from whence.method import PositionMethod
+from whence.methods.alibi import Alibi
+from whence.methods.nope import Nope
+from whence.methods.shaw import Shaw
+from whence.methods.spec import instantiate, parse
+from whence.methods.sum import Sum as Sum
+from whence.methods.t5 import T5
+from whence.methods.tisa import Tisa
+
+METHODS: dict[str, type[PositionMethod]] = {
+    "shaw": Shaw,
+    "t5": T5,
+    "tisa": Tisa,
+    "alibi": Alibi,
+    "nope": Nope,
+}
+
+
+def build(
+    spec: str,
+    *,
+    n_heads: int,
+    d_head: int,
+    d_model: int | None = None,
+    max_length: int = 512,
+    causal: bool = False,
+    n_layers: int = 1,
+) -> PositionMethod:
+    """The method that a text names, for one attention layer of this shape.
+
+    "tisa" · "tisa:kernels=5" · "shaw:clip=16,values=false" · "tisa+rope" (a Sum). An option in the
+    text wins over the same name given here: "learned:max_length=1024". d_model defaults to
+    n_heads * d_head.
+
+        >>> build("tisa:kernels=5", n_heads=12, d_head=64).n_parameters()
+        180
+    """
+    at_least(1, n_heads=n_heads, d_head=d_head, max_length=max_length, n_layers=n_layers)
+    context = {
+        "n_heads": n_heads,
+        "d_head": d_head,
+        "d_model": n_heads * d_head if d_model is None else d_model,
+        "max_length": max_length,
+        "causal": causal,
+        "n_layers": n_layers,
+    }
+    parts = []
+    for name, options in parse(spec):
+        require(name in METHODS, unknown("method", name, METHODS))
+        parts.append(instantiate(name, METHODS[name], options, context))
+    return parts[0] if len(parts) == 1 else Sum(*parts)

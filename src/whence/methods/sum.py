@@ -1,0 +1,104 @@
+"""Several methods at once: sites merged, lag biases added into one."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from whence.checks import require
+from whence.lag import Bias, LagValues
+from whence.method import SITES, Content, PositionMethod
+
+Term = TypeVar("Term", Tensor, Bias, LagValues)
+
+
+class Sum(PositionMethod):
+    """Every part at its own sites: terms are added, heads pass through the parts in order.
+
+    If a part replaces the logits, the other parts' score terms are added to what it puts there.
+    """
+
+    def __init__(self, *parts: PositionMethod) -> None:
+        super().__init__()
+        require(len(parts) > 0, "Sum needs at least one method.")
+        self.parts = nn.ModuleList(parts)
+        self.fixed_length = any(part.fixed_length for part in parts)
+
+    def _each(self) -> Iterable[PositionMethod]:
+        for part in self.parts:
+            assert isinstance(part, PositionMethod)
+            yield part
+
+    def sites(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The sites of all parts: of this instance, not of the class, which could use any."""
+        used = {site for part in self._each() for site in part.sites()}
+        return tuple(site for site in SITES if site in used)
+
+    def n_parameters_by_formula(self) -> int:
+        """The sum of the parts' formulas."""
+        return sum(part.n_parameters_by_formula() for part in self._each())
+
+    def begin(self, length: int) -> None:
+        """Every part begins."""
+        for part in self._each():
+            part.begin(length)
+
+    def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
+        """The sum of the parts' terms."""
+        return _added(part.input_term(pos) for part in self._each())
+
+    def query_heads(self, q: Tensor, q_pos: Int[Tensor, "*b q"]) -> Tensor:
+        """Through the parts in order."""
+        for part in self._each():
+            q = part.query_heads(q, q_pos)
+        return q
+
+    def key_heads(self, k: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
+        """Through the parts in order."""
+        for part in self._each():
+            k = part.key_heads(k, k_pos)
+        return k
+
+    def value_heads(self, v: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
+        """Through the parts in order."""
+        for part in self._each():
+            v = part.value_heads(v, k_pos)
+        return v
+
+    def score_term(
+        self,
+        q: Float[Tensor, "b h q d"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> Bias | None:
+        """The sum of the parts' terms."""
+        return _added(part.score_term(q, q_pos, k_pos, content=content) for part in self._each())
+
+    def value_term(self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]) -> LagValues | None:
+        """The sum of the parts' tables."""
+        return _added(part.value_term(q_pos, k_pos) for part in self._each())
+
+    def logits(
+        self,
+        q: Float[Tensor, "b h q d"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> Bias | None:
+        """What the replacing parts put there and the others add, or None if no part replaces."""
+        replaced = _added(part.logits(q, q_pos, k_pos, content=content) for part in self._each())
+        if replaced is None:
+            return None
+        return _added([replaced, self.score_term(q, q_pos, k_pos, content=content)])
+
+
+def _added(terms: "Iterable[Term | None]") -> "Term | None":
+    total: Term | None = None
+    for term in terms:
+        if term is not None:
+            total = term if total is None else total + term
+    return total

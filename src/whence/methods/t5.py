@@ -1,0 +1,68 @@
+"""T5 (Raffel et al., 2020): one learned number for each head and bucket of lags."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from whence.checks import at_least, require
+from whence.lag import LagBias
+from whence.method import Content, PositionMethod
+
+
+class T5(PositionMethod):
+    """b_h(lag) = table[bucket(lag), h]; exact buckets near, logarithmic ones to max_distance, then one.
+
+    Bidirectional models spend half of the buckets on lags > 0; causal ones put all of those into bucket 0.
+    T5 itself does not scale q.k by 1/sqrt(d) (pass scale=1.0), has no bias in cross-attention, and
+    shares one table between its layers.
+    """
+
+    paper = "Raffel et al. 2020, arXiv:1910.10683"
+    formula = "buckets * n_heads"
+    shared_by_layers = True
+
+    def __init__(
+        self, n_heads: int, *, buckets: int = 32, max_distance: int = 128, causal: bool = False
+    ) -> None:
+        super().__init__()
+        at_least(1, n_heads=n_heads)
+        at_least(2 if causal else 4, buckets=buckets)
+        exact = (buckets if causal else buckets // 2) // 2
+        require(
+            max_distance > exact,
+            f"max_distance must be above {exact}, the buckets of one lag each, got {max_distance}.",
+        )
+        self.n_heads, self.buckets, self.causal = n_heads, buckets, causal
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.empty(buckets, n_heads))
+        nn.init.normal_(self.table, 0.0, 0.02)
+
+    def score_term(
+        self,
+        q: Float[Tensor, "b h q d"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> LagBias:
+        """A band to max_distance, where the buckets have saturated, and constant tails."""
+        lag = torch.arange(-self.max_distance, self.max_distance + 1, device=self.table.device)
+        bucket = t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
+        return LagBias.clipped(self.table[bucket].T[None, :, None])
+
+
+def t5_bucket(
+    lag: Int[Tensor, "*lags"], buckets: int, max_distance: int, *, causal: bool
+) -> Int[Tensor, "*lags"]:
+    """The bucket of each lag. The logarithm is float32's: in any other precision boundaries move."""
+    if causal:
+        start, distance = torch.zeros_like(lag), (-lag).clamp(min=0)
+    else:
+        buckets //= 2
+        start, distance = (lag > 0) * buckets, lag.abs()
+    exact = buckets // 2
+    ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).long()
+    return start + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))

@@ -1,0 +1,93 @@
+"""TISA (Wennberg & Henter, 2021): a learned sum of Gaussians of the lag, added to the logits."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from whence.checks import at_least
+from whence.lag import LagBias, Line
+from whence.method import Content, PositionMethod, longest_lag
+
+
+class Tisa(PositionMethod):
+    """f_h(lag) = sum_s a_s exp(-|b_s| (lag - c_s)^2), lag = key - query, after the 1/sqrt(d) scaling.
+
+    a, b, c are `amplitude`, `sharpness` and `offset`, each [n_heads, kernels]. With `reach` the function
+    is zero beyond |lag| = reach by definition, which lets a kernel leave the far part to plain attention.
+    The authors' released code evaluates f at query - key - 1: `from_released` converts its weights.
+    """
+
+    paper = "Wennberg & Henter 2021, arXiv:2106.01950"
+    formula = "3 * n_heads * kernels"
+
+    def __init__(self, n_heads: int, *, kernels: int = 5, reach: int | None = None) -> None:
+        super().__init__()
+        at_least(1, n_heads=n_heads, kernels=kernels)
+        if reach is not None:
+            at_least(0, reach=reach)
+        self.n_heads, self.kernels, self.reach = n_heads, kernels, reach
+        self.amplitude = nn.Parameter(torch.empty(n_heads, kernels))
+        self.sharpness = nn.Parameter(torch.empty(n_heads, kernels))
+        self.offset = nn.Parameter(torch.empty(n_heads, kernels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The released initialisation: a, b ~ N(0.1, 0.01), c ~ N(0, 5), as mean and deviation."""
+        nn.init.normal_(self.amplitude, 0.1, 0.01)
+        nn.init.normal_(self.sharpness, 0.1, 0.01)
+        nn.init.normal_(self.offset, 0.0, 5.0)
+
+    @classmethod
+    def from_released(
+        cls,
+        amplitude: Float[Tensor, "h s"],
+        sharpness: Float[Tensor, "h s"],
+        offset: Float[Tensor, "h s"],
+    ) -> "Tisa":
+        """A layer with the weights of the authors' module, whose f is read at query - key - 1."""
+        method = cls(amplitude.shape[0], kernels=amplitude.shape[1])
+        with torch.no_grad():
+            method.amplitude.copy_(amplitude)
+            method.sharpness.copy_(sharpness)
+            method.offset.copy_(-(offset + 1))
+        return method
+
+    def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
+        """f at each lag."""
+        distance = lag.to(self.offset.dtype) - self.offset[..., None]
+        gaussian = torch.exp(-self.sharpness.abs()[..., None] * distance.square())
+        return (self.amplitude[..., None] * gaussian).sum(dim=1)
+
+    def extent(self, longest: int) -> Int[Tensor, " h"]:
+        """Beyond this |lag| every Gaussian of the head underflows to exactly 0 in its dtype.
+
+        A parameter that is NaN, or a kernel without width, gives `longest`: nothing is cut off.
+        """
+        finfo = torch.finfo(self.offset.dtype)
+        underflow = 2 - math.log(finfo.smallest_normal * finfo.eps)  # exp(-underflow) == 0
+        with torch.no_grad():
+            half_width = (underflow / self.sharpness.abs()).sqrt()
+            far = torch.nan_to_num(self.offset.abs() + half_width, nan=longest, posinf=longest)
+            return far.amax(dim=1).ceil().clamp(0, longest).long()
+
+    def score_term(
+        self,
+        q: Float[Tensor, "b h q d"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> LagBias:
+        """One band for all queries, zero beyond it."""
+        longest = longest_lag(q_pos, k_pos)
+        reach = longest if self.reach is None else min(self.reach, longest)
+        return LagBias.from_function(
+            self.curve,
+            reach,
+            left=Line(),
+            right=Line(),
+            extent=self.extent(reach),
+            device=self.offset.device,
+        )
