@@ -1,4 +1,4 @@
-"""What every layer needs to refuse bad input: one sentence with the value, the rule and the way out."""
+"""Refusing bad input in one sentence: the value, the rule and the way out."""
 
 import difflib
 from collections.abc import Iterable
@@ -29,4 +29,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known)}."
+    return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}."

@@ -1,4 +1,4 @@
-"""What a positional method is: a module with one optional hook for each site where position can enter."""
+"""What a positional method is: a module with an optional hook for each site of position."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -90,8 +90,16 @@ class PositionMethod(nn.Module):
     def begin(self, length: int) -> None:
         """Called by the owner at the start of a forward pass over positions below `length`.
 
-        A method may compute here, once, what its layers share. Nothing may depend on it being called.
+        A method may compute here, once, what its layers share. No result may depend on the call.
         """
+
+    def layer(self, index: int) -> "PositionMethod":
+        """The method as layer `index` of a stack sees it: itself, unless its layers differ.
+
+        A method built with `n_layers` keeps the parameters of all layers and gives each a view.
+        The owner of the stack registers the method itself: a view has no parameters of its own.
+        """
+        return self
 
     @classmethod
     def sites(cls) -> tuple[str, ...]:
@@ -114,7 +122,7 @@ class PositionMethod(nn.Module):
         return int(eval(self.formula, {"__builtins__": {}}, names))
 
     def validate(self) -> None:
-        """Raise if a parameter or buffer is not finite. NaN otherwise flows to the output unhidden."""
+        """Raise if a parameter or buffer is not finite; unchecked, NaN flows on unhidden."""
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
             require(
                 not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()),
@@ -126,7 +134,7 @@ class PositionMethod(nn.Module):
 def longest_lag(q_pos: Tensor, k_pos: Tensor) -> int:
     """A bound on |lag| from the shapes alone, so without reading the device.
 
-    It holds where the queries lie among the keys or start with them, as everywhere in a Transformer;
+    It holds where the queries lie among the keys or start with them, as in a Transformer they do;
     positions on the CPU are read, so there it holds for any.
     """
     bound = max(len(q_pos), len(k_pos), 1) - 1
@@ -136,8 +144,20 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor) -> int:
     return max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
 
 
+def span(pos: Int[Tensor, "*b n"]) -> tuple[int, int]:
+    """The smallest and the largest position, where they can be read without waiting for a device.
+
+    Elsewhere (0, n - 1), what n positions span at least; without any, (0, -1).
+    """
+    n = pos.shape[-1] if pos.numel() else 0
+    readable = type(pos) is Tensor and pos.device.type == "cpu" and n > 0
+    if not readable or torch.compiler.is_compiling():
+        return 0, n - 1
+    return int(pos.min()), int(pos.max())
+
+
 def need(content: Content | None, part: str, method: PositionMethod) -> Tensor:
-    """The part of the content that a method cannot do without, or an error that says who has it."""
+    """The part of the content that a method cannot do without, or an error that says so."""
     found = None if content is None else getattr(content, part)
     if found is None:
         raise ValueError(

@@ -30,7 +30,8 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [
-            f"{'->' if name == self.chosen else '  '} {name:<10}{'runs' if runs else 'refuses':<9}{text}"
+            f"{'->' if name == self.chosen else '  '} {name:<10}"
+            f"{'runs' if runs else 'refuses':<9}{text}"
             for name, runs, text in self.rows
         ]
         lines += [f"   dense bias: {why}" for why in self.dense]
@@ -61,11 +62,11 @@ def attend(
 
     bias     a LagBias, LowRankBias, DenseBias or a sum of them, added after the scaling
     values   a LagValues table, weighted like v
-    mask     boolean [b, k] (padding) or [b|1, h|1, q, k], True = may be looked at; or a Mask (packed)
+    mask     boolean [b, k] (padding) or [b|1, h|1, q, k], True = may be looked at; or a Mask
     causal   only keys at lag <= 0
     window   only keys at -before <= lag <= after: one number for both, or (before, after)
     scale    1/sqrt(d) unless given; 0.0 drops the content product, the logits are the bias alone
-    dropout  on the weights; 0.0 outside of training is up to the caller, as in F.scaled_dot_product_attention
+    dropout  on the weights; that it is 0.0 outside of training is up to the caller
     backend  "auto" takes the first that can; a name either runs or raises its reason
 
     A query that may look at no key gets zeros.
@@ -85,7 +86,8 @@ def attend(
     )
     if backend == "auto":
         backend = _first_that_runs(call)
-    require(backend in BACKENDS, unknown("backend", backend, ["auto", *BACKENDS]))
+    if backend not in BACKENDS:  # the message is costly, and cannot be traced by torch.compile
+        raise ValueError(unknown("backend", backend, ["auto", *BACKENDS]))
     module = BACKENDS[backend]
     reason = module.refuse(call)
     require(reason is None, f"backend {backend!r} cannot run this call: it {reason}")

@@ -1,23 +1,23 @@
-"""One attention call with its arguments checked and put into one form, as every backend receives it."""
+"""One attention call, its arguments checked and put into one form: what every backend receives."""
 
 import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from whence.checks import at_least, require
-from whence.kernels.mask import Mask, as_mask
+from whence.kernels.mask import Mask, Sight, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """Query row i stands at key position q_start + i; `lag` counts key positions from there.
+    """The arguments of `attend`, checked.
 
-    A low-rank bias is already part of q and k here, as extra columns; scale is 0 where the logits are
-    the bias alone.
+    A low-rank bias is already part of q and k here, as extra columns; scale is 0 where the logits
+    are the bias alone.
     """
 
     q: Float[Tensor, "b h q d"]
@@ -26,50 +26,9 @@ class AttentionCall:
     lag: LagBias | None
     dense: tuple[DenseBias, ...]
     values: LagValues | None
-    mask: Mask | None
-    causal: bool
-    window: tuple[int | None, int | None]
+    sight: Sight
     scale: float
     dropout: float
-    q_start: int
-
-    @property
-    def n_q(self) -> int:
-        """The number of queries."""
-        return self.q.shape[2]
-
-    @property
-    def n_k(self) -> int:
-        """The number of keys."""
-        return self.k.shape[2]
-
-    def key_range(self, rows: slice) -> slice:
-        """The keys that causality and the window leave to these query rows, as one range."""
-        before, after = self.window
-        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
-        after = 0 if self.causal else after
-        low = 0 if before is None else min(max(0, first - before), self.n_k)
-        high = self.n_k if after is None else min(self.n_k, max(0, last + after + 1))
-        return slice(low, max(low, high))
-
-    def allowed(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
-        """The pairs of these rows and keys that may be looked at, or None if all may."""
-        allowed = None if self.mask is None else self.mask.tile(rows, keys)
-        before, after = self.window
-        after = 0 if self.causal else after
-        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
-        cut_left = before is not None and keys.start < last - before
-        cut_right = after is not None and keys.stop - 1 > first + after
-        if cut_left or cut_right:
-            q_place = torch.arange(first, last + 1, device=self.q.device)
-            lag = torch.arange(keys.start, keys.stop, device=self.q.device) - q_place[:, None]
-            near = torch.ones_like(lag, dtype=torch.bool)
-            if before is not None:
-                near &= lag >= -before
-            if after is not None:
-                near &= lag <= after
-            allowed = near[None, None] if allowed is None else allowed & near
-        return allowed
 
     def with_kv_heads_expanded(self) -> "AttentionCall":
         """The same call with a key and value head for every query head."""
@@ -130,20 +89,10 @@ def as_call(
         k, v = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (k, v))
     if terms.low_rank is not None:
         q, k, v, scale = _widened(q, k, v, scale, terms.low_rank)
-    return AttentionCall(
-        q,
-        k,
-        v,
-        terms.lag,
-        terms.dense,
-        values,
-        as_mask(mask, b, h, n_q, n_k),
-        causal,
-        _window(window),
-        scale,
-        dropout,
-        q_start,
+    sight = Sight(
+        n_q, n_k, q_start, as_mask(mask, b, h, n_q, n_k), causal, _window(window), q.device
     )
+    return AttentionCall(q, k, v, terms.lag, terms.dense, values, sight, scale, dropout)
 
 
 def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:
@@ -168,6 +117,12 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
             fits,
             f"low-rank bias must be [1 or {b}, 1 or {h}, {n_q} and {n_k}, r] for this call, got "
             f"{tuple(u.shape)} and {tuple(w.shape)}.",
+        )
+    for term in terms.dense:
+        made = (len(term.q_pos), len(term.k_pos))
+        require(
+            made == (n_q, n_k),
+            f"this DenseBias was made for (queries, keys) = {made}, this call has {(n_q, n_k)}.",
         )
 
 

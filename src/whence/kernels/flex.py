@@ -1,9 +1,147 @@
-def refuse(call):
-    return "later"
+"""FlexAttention: PyTorch's compiler writes the kernel from the bias as a function of one pair."""
+
+import warnings
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from whence.kernels.call import AttentionCall
+from whence.kernels.mask import Sight
+from whence.lag import LagBias, Line
 
 
-def note(call):
-    return ""
+def refuse(call: AttentionCall) -> str | None:
+    """Why this backend cannot run the call, or None."""
+    if call.values is not None:
+        return "has no place for a value of each lag (Shaw's values). Take backend='sdpa'."
+    if call.dense:
+        return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
+    if call.dropout:
+        return "has no dropout. Take backend='sdpa', or dropout=0.0."
+    if call.q.device.type == "cpu" and _needs_gradients(call):
+        return "has no backward on a CPU. Take backend='sdpa', or torch.no_grad()."
+    if call.q.dtype == torch.float64 and call.q.device.type == "cuda":
+        return "has no float64 kernel on a GPU. Take backend='sdpa'."
+    if min(call.sight.n_q, call.sight.n_k) == 0:
+        return "needs at least one query and one key. Take backend='sdpa'."
+    return None
 
 
-def run(call): ...
+def note(call: AttentionCall) -> str:
+    """What `explain` says of it."""
+    if call.q.device.type == "cuda":
+        return "compiled for each new shape; gradients of a bias by atomic adds, so not repeatable"
+    return "not compiled on a CPU: holds the n x n logits, quadratic memory"
+
+
+def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
+    """flex_attention with the lag bias as score_mod and everything else as a block mask."""
+    sight, on_gpu = call.sight, call.q.device.type == "cuda"
+    score_mod = None if call.lag is None else _score_mod(call.lag, sight.q_start)
+    visible = _mask_mod(sight)
+    block_mask = None
+    if visible is not None:
+        b, h = _mask_axes(sight)
+        block_mask = create_block_mask(
+            visible, b, h, sight.n_q, sight.n_k, device=str(call.q.device), _compile=on_gpu
+        )
+    attention = cast(Callable[..., Tensor], flex_attention)
+    q, k, v = call.q, call.k, call.v
+    if on_gpu:
+        attention = torch.compile(attention)
+    else:
+        q, k, v = q.detach(), k.detach(), v.detach()
+    with warnings.catch_warnings():  # that it is not compiled on a CPU is what `note` says
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        return attention(
+            q,
+            k,
+            v,
+            score_mod=score_mod,
+            block_mask=block_mask,
+            scale=call.scale,
+            enable_gqa=call.q.shape[1] != call.k.shape[1],
+        )
+
+
+def _needs_gradients(call: AttentionCall) -> bool:
+    tensors = [call.q, call.k, call.v]
+    if call.lag is not None:
+        lines = [line for line in (call.lag.left, call.lag.right) if line is not None]
+        parts = [call.lag.band, *(x for line in lines for x in (line.const, line.slope))]
+        tensors += [x for x in parts if x is not None]
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _score_mod(lag_bias: LagBias, q_start: int) -> Callable[..., Tensor]:
+    band, reach = lag_bias.band, lag_bias.reach
+    left, right = lag_bias.left, lag_bias.right
+
+    def at(x: Tensor, b: Tensor, h: Tensor, q: Tensor) -> Tensor:
+        axes = zip((b, h, q), x.shape[:3], strict=True)
+        return x[tuple(i if size > 1 else torch.zeros_like(i) for i, size in axes)]
+
+    def tail(line: Line, b: Tensor, h: Tensor, q: Tensor, distance: Tensor) -> Tensor:
+        value = torch.zeros_like(distance, dtype=band.dtype)
+        if line.const is not None:
+            value = value + at(line.const, b, h, q)
+        if line.slope is not None:
+            value = value + at(line.slope, b, h, q) * distance
+        return value
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        lag = k - (q + q_start)
+        axes = zip((b, h, q), band.shape[:3], strict=True)
+        place = [i if size > 1 else torch.zeros_like(i) for i, size in axes]
+        bias = band[(*place, lag.clamp(-reach, reach) + reach)]
+        if left is not None and right is not None:
+            distance = lag.abs()
+            bias = torch.where(lag < -reach, tail(left, b, h, q, distance), bias)
+            bias = torch.where(lag > reach, tail(right, b, h, q, distance), bias)
+        return score + bias
+
+    return score_mod
+
+
+def _mask_axes(sight: Sight) -> tuple[int | None, int | None]:
+    """The batch and head axes that the mask really has; None shares one mask among them."""
+    mask = sight.mask
+    if mask is None:
+        return None, None
+    parts = [mask.keys, mask.pairs, *(mask.segments or ())]
+    b = max(part.shape[0] for part in parts if part is not None)
+    h = 1 if mask.pairs is None else mask.pairs.shape[1]
+    return b if b > 1 else None, h if h > 1 else None
+
+
+def _mask_mod(sight: Sight) -> Callable[..., Tensor] | None:
+    mask, (before, after) = sight.mask, sight.window
+    after = 0 if sight.causal else after
+    if mask is None and before is None and after is None:
+        return None
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        lag = k - (q + sight.q_start)
+        seen = lag == lag
+        if before is not None:
+            seen = seen & (lag >= -before)
+        if after is not None:
+            seen = seen & (lag <= after)
+        if mask is not None:
+            if mask.keys is not None:
+                seen = seen & mask.keys[b if mask.keys.shape[0] > 1 else torch.zeros_like(b), k]
+            if mask.segments is not None:
+                of_q, of_k = mask.segments
+                row = b if of_q.shape[0] > 1 else torch.zeros_like(b)
+                seen = seen & (of_q[row, q] == of_k[row, k])
+            if mask.pairs is not None:
+                row = b if mask.pairs.shape[0] > 1 else torch.zeros_like(b)
+                head = h if mask.pairs.shape[1] > 1 else torch.zeros_like(h)
+                seen = seen & mask.pairs[row, head, q, k]
+        return seen
+
+    return visible

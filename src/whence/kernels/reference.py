@@ -24,7 +24,7 @@ def note(call: AttentionCall) -> str:
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """All rows at once."""
-    return attend_rows(call.with_kv_heads_expanded(), slice(0, call.n_q))
+    return attend_rows(call.with_kv_heads_expanded(), slice(0, call.sight.n_q))
 
 
 def attend_rows(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q d_v"]:
@@ -41,18 +41,18 @@ def attend_rows(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q d_v"]:
 def weights_of(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q k"]:
     """The attention weights before dropout; a row that may look at nothing has weights of zero."""
     q, dtype = call.q[:, :, rows], torch.promote_types(call.q.dtype, torch.float32)
-    (b, h, n, _), n_k = q.shape, call.n_k
+    (b, h, n, _), n_k = q.shape, call.sight.n_k
     logits = torch.zeros(b, h, n, n_k, dtype=dtype, device=q.device)
     if call.scale:
         logits = logits + (q @ call.k.transpose(-1, -2)).to(dtype) * call.scale
     if call.lag is not None:
         place = torch.arange(n_k, device=q.device)
-        q_place = torch.arange(rows.start, rows.stop, device=q.device) + call.q_start
+        q_place = torch.arange(rows.start, rows.stop, device=q.device) + call.sight.q_start
         logits = logits + call.lag.rows(rows.start, rows.stop).to_dense(q_place, place)
     for term in call.dense:
         part = term.rows(rows.start, rows.stop)
         logits = logits + part.to_dense(part.q_pos, part.k_pos)
-    allowed = call.allowed(rows, slice(0, n_k))
+    allowed = call.sight.allowed(rows, slice(0, n_k))
     if allowed is None:
         return torch.softmax(logits, dim=-1)
     # Not -inf: a row of nothing but -inf has NaN gradients, whatever is done to it afterwards.
@@ -64,8 +64,8 @@ def _lag_values(call: AttentionCall, rows: slice, weights: Tensor) -> Tensor:
     """The weights gathered by lag, times the table: (mass per lag) @ A_V, not a vector a pair."""
     assert call.values is not None
     table, reach = call.values.table, call.values.reach
-    place = torch.arange(call.n_k, device=weights.device)
-    q_place = torch.arange(rows.start, rows.stop, device=weights.device) + call.q_start
+    place = torch.arange(call.sight.n_k, device=weights.device)
+    q_place = torch.arange(rows.start, rows.stop, device=weights.device) + call.sight.q_start
     bucket = (place - q_place[:, None]).clamp(-reach, reach) + reach
     mass = weights.new_zeros(*weights.shape[:3], 2 * reach + 1)
     mass = mass.scatter_add(-1, bucket.expand(weights.shape), weights)

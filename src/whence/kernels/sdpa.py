@@ -1,9 +1,143 @@
-def refuse(call):
-    return "later"
+"""PyTorch's own attention where it fits, blocks of queries with linear memory where not."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from whence.kernels import reference
+from whence.kernels.blocked import BlockedAttention, Plan
+from whence.kernels.call import AttentionCall
+from whence.lag import LagBias, LagValues, Line
+
+TILE = 1 << 20  # logits held at a time, all heads together
+ROWS = 256  # query rows a block at the most
 
 
-def note(call):
-    return ""
+def refuse(call: AttentionCall) -> str | None:
+    """Why this backend cannot run the call, or None: it runs everything."""
+    return None
 
 
-def run(call): ...
+def note(call: AttentionCall) -> str:
+    """What `explain` says of it."""
+    if _is_plain(call):
+        return "PyTorch's scaled_dot_product_attention as it is: linear memory"
+    if call.dense:
+        return "blocks of queries, the dense bias built a block at a time: linear memory"
+    if _can_split(call):
+        return "blocks of queries, far keys by the flash kernel: linear memory"
+    return "blocks of queries: linear memory"
+
+
+def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
+    """Plain, in blocks, or in blocks computed again in backward for a dense bias."""
+    d_v = call.v.shape[-1]
+    if _is_plain(call):
+        call = _same_width(call)
+        out = scaled_dot_product_attention(
+            call.q,
+            call.k,
+            call.v,
+            dropout_p=call.dropout,
+            is_causal=call.sight.causal,
+            scale=call.scale,
+            enable_gqa=call.q.shape[1] != call.k.shape[1],
+        )
+        return out[..., :d_v]
+    call = call.with_kv_heads_expanded()
+    return _dense(call) if call.dense else _blocked(call)[..., :d_v]
+
+
+def _is_plain(call: AttentionCall) -> bool:
+    sight = call.sight
+    square = sight.n_q == sight.n_k and sight.q_start == 0
+    return (
+        call.lag is None
+        and not call.dense
+        and call.values is None
+        and sight.mask is None
+        and sight.window == (None, None)
+        and (not sight.causal or square)
+        and min(sight.n_q, sight.n_k) > 0
+    )
+
+
+def _can_split(call: AttentionCall) -> bool:
+    """Whether far keys are plain attention that a flash kernel with a log-sum-exp can run here."""
+    flat = call.lag is None or not any(
+        tail and tail.slope is not None for tail in (call.lag.left, call.lag.right)
+    )
+    return (
+        flat
+        and call.q.device.type == "cpu"
+        and not call.dropout
+        and call.sight.mask is None
+        and call.sight.window == (None, None)
+    )
+
+
+def _same_width(call: AttentionCall) -> AttentionCall:
+    """q, k and v of one width, which flash kernels ask for: columns of zeros change nothing."""
+    width = max(call.q.shape[-1], call.v.shape[-1])
+    q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (call.q, call.k, call.v))
+    values = call.values
+    if values is not None:
+        values = LagValues(pad(values.table, (0, width - values.table.shape[-1])))
+    return replace(call, q=q, k=k, v=v, values=values)
+
+
+def _blocked(call: AttentionCall) -> Tensor:
+    split = _can_split(call)
+    call = _same_width(call) if split else call
+    lag = call.lag
+    if lag is None:
+        zero = torch.zeros(1, 1, 1, 1, dtype=call.q.dtype, device=call.q.device)
+        lag = LagBias(zero, Line(), Line())
+    elif lag.band.device.type == "cpu" and not torch.compiler.is_compiling():
+        lag = lag.trimmed()
+    sight, table = call.sight, None if call.values is None else call.values.table
+    reach = max(lag.reach, 0 if call.values is None else call.values.reach)
+    left, right = lag.left or Line(), lag.right or Line()
+    plan = Plan(
+        sight,
+        call.scale,
+        call.dropout,
+        int(torch.randint(1 << 62, ())) if call.dropout else 0,
+        _rows(call, reach if split else sight.n_k),
+        split,
+        reach,
+    )
+    out: Tensor = BlockedAttention.apply(  # type: ignore[no-untyped-call]
+        plan,
+        call.q,
+        call.k,
+        call.v,
+        lag.band,
+        left.const,
+        left.slope,
+        right.const,
+        right.slope,
+        table,
+    )
+    return out
+
+
+def _rows(call: AttentionCall, reach: int) -> int:
+    """Query rows a block, so that a tile of logits stays small enough for the caches."""
+    b, h, n_q, _ = call.q.shape
+    width = min(2 * reach + ROWS, call.sight.n_k)
+    return max(16, min(ROWS, n_q, TILE // max(1, b * h * width)))
+
+
+def _dense(call: AttentionCall) -> Tensor:
+    n_q = call.sight.n_q
+    step = _rows(call, call.sight.n_k)
+    blocks = [slice(i, min(i + step, n_q)) for i in range(0, n_q, step)]
+    if len(blocks) <= 1:
+        return reference.attend_rows(call, slice(0, n_q))
+    parts = [checkpoint(reference.attend_rows, call, rows, use_reentrant=False) for rows in blocks]
+    return torch.cat(parts, dim=2)

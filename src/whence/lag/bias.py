@@ -16,12 +16,12 @@ from whence.lag.terms import Bias, Terms
 class LagBias(Bias):
     """b(lag) = band[lag + reach] for |lag| <= reach; left/right const + slope * |lag| beyond it.
 
-    lag = key position - query position. Axes are [b|1, h|1, q|1, 2 * reach + 1]; a q axis of 1 is one
-    band shared by all queries (TISA, T5), a q axis of n is a band for each query (Shaw's keys).
+    lag = key position - query position. Axes are [b|1, h|1, q|1, 2 * reach + 1]; a q axis of 1 is
+    one band for all queries (TISA, T5), a q axis of n is a band for each query (Shaw's keys).
     Without tails (both None) a lag beyond the reach is an error, not a guess.
 
-    `extent`, one whole number a head *on the band's device*, promises that beyond it the band already
-    equals its tail in the band's own dtype, bit for bit, so a kernel may skip the look-up there.
+    `extent`, one whole number a head *on the band's device*, promises that beyond it the band
+    already equals its tail in its own dtype, bit for bit, so a kernel may skip the look-up there.
 
         >>> bias = LagBias.from_function(lambda lag: -0.1 * lag.abs()[None].float(), reach=2)
         >>> bias.reach
@@ -83,6 +83,10 @@ class LagBias(Bias):
 
     def at(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "b h q lag"]:
         """The bias at each of these lags, the same ones for every query: [b, h, q|1, lag]."""
+        self._check_lags(lag)
+        return self._at(lag)
+
+    def _at(self, lag: Tensor) -> Tensor:
         inside = self.band.index_select(-1, lag.clamp(-self.reach, self.reach) + self.reach)
         return self._with_tails(inside, lag)
 
@@ -91,8 +95,7 @@ class LagBias(Bias):
     ) -> Float[Tensor, "b h q k"]:
         """b(k_pos - q_pos) for every pair: the definition."""
         lag = (k_pos[None, :] - q_pos[:, None]).to(self.band.device)
-        if self.left is None and not torch.compiler.is_compiling() and lag.numel():
-            self.check(int(lag.min()), int(lag.max()))
+        self._check_lags(lag)
         b, h, q, _ = self.band.shape
         require(
             q in (1, len(q_pos)),
@@ -112,12 +115,16 @@ class LagBias(Bias):
         left, right = (tail.at(lag).to(inside.dtype) for tail in (self.left, self.right))
         return torch.where(lag < -self.reach, left, torch.where(lag > self.reach, right, inside))
 
+    def _check_lags(self, lag: Tensor) -> None:
+        if self.left is None and not torch.compiler.is_compiling() and lag.numel():
+            self.check(int(lag.min()), int(lag.max()))
+
     def check(self, smallest: int, largest: int) -> None:
         """Raise if a bias without tails is asked about lags it does not know."""
         worst = max(-smallest, largest)
         require(
             self.left is not None or worst <= self.reach,
-            f"this LagBias knows lags -{self.reach}..{self.reach} and has no tails, got lag {worst}. "
+            f"this LagBias knows lags -{self.reach}..{self.reach} and has no tails, got {worst}. "
             "Build it for the longer sequence, or give it tails (LagBias.clipped, Line()).",
         )
 
@@ -128,11 +135,11 @@ class LagBias(Bias):
         if more == 0:
             return self
         self.check(-reach, reach)
-        band = self.at(torch.arange(-reach, reach + 1, device=self.band.device))
+        band = self._at(torch.arange(-reach, reach + 1, device=self.band.device))
         return LagBias(band, self.left, self.right, self.extent)
 
     def narrow(self, reach: int) -> "LagBias":
-        """The same function cut to a shorter band: only for a reach no shorter than every extent."""
+        """The same function cut to a shorter band, for a reach no shorter than any extent."""
         cut = self.reach - reach
         require(cut >= 0, f"cannot narrow a LagBias of reach {self.reach} to {reach}.")
         return LagBias(
@@ -140,7 +147,7 @@ class LagBias(Bias):
         )
 
     def trimmed(self) -> "LagBias":
-        """The same function without the part of the band that equals its tail (reads the extent)."""
+        """The same function without the part of the band that equals its tail: reads the extent."""
         if self.extent is None or self.left is None:
             return self
         return self.narrow(min(self.reach, int(self.extent.max())))
@@ -152,10 +159,12 @@ class LagBias(Bias):
         a, b = (x.widen(reach) if x.reach < reach else x.narrow(reach) for x in (self, other))
         if a.left is None or b.left is None or a.right is None or b.right is None:
             return LagBias(a.band + b.band)
-        extent = None
-        if self.extent is not None or other.extent is not None:
+        band, extent = a.band + b.band, None
+        known = self.extent is not None or other.extent is not None
+        if known and a.left.rounds_as_sum(b.left) and a.right.rounds_as_sum(b.right):
             extent = torch.maximum(_extent(self), _extent(other))
-        return LagBias(a.band + b.band, a.left + b.left, a.right + b.right, extent)
+            extent = extent.expand(band.shape[1]).contiguous()
+        return LagBias(band, a.left + b.left, a.right + b.right, extent)
 
     def terms(self) -> Terms:
         """A sum of this alone."""

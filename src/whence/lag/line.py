@@ -11,13 +11,13 @@ from torch import Tensor
 class Line:
     """const + slope * |lag| for each [b, h, q]; size-1 axes broadcast, None is zero.
 
-    A slope of None says more than zeros do: a kernel that needs flat tails can see it without reading memory.
+    A slope of None says more than zeros do: a kernel that needs flat tails can see it on the host.
     """
 
-    const: Float[Tensor, "b h q"] | None = None
-    slope: Float[Tensor, "b h q"] | None = None
+    const: Float[Tensor, "#b #h #q"] | None = None
+    slope: Float[Tensor, "#b #h #q"] | None = None
 
-    def at(self, lag: Int[Tensor, "*q lag"]) -> Float[Tensor, "b h q lag"] | Float[Tensor, ""]:
+    def at(self, lag: Int[Tensor, "*rows lag"]) -> Float[Tensor, "b h q #lag"] | Float[Tensor, ""]:
         """The line at lags that all queries share [lag], or at each query's own [q, lag]."""
         value = torch.zeros((), device=lag.device)
         if self.const is not None:
@@ -28,6 +28,15 @@ class Line:
 
     def __add__(self, other: "Line") -> "Line":
         return Line(_add(self.const, other.const), _add(self.slope, other.slope))
+
+    def rounds_as_sum(self, other: "Line") -> bool:
+        """Whether the sum of the lines has, at every lag, the very bits of the sum of their values.
+
+        (c + s |lag|) + c' rounds in another order than (c + c') + s |lag|, and two slopes do too.
+        """
+        sloped = sum(line.slope is not None for line in (self, other))
+        constant = sum(line.const is not None for line in (self, other))
+        return sloped == 0 or (sloped == 1 and constant <= 1)
 
     def rows(self, start: int, stop: int) -> "Line":
         """The line of query rows start..stop; one shared by all queries stays as it is."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Bias(ABC):
-    """Something added to the logits. `to_dense` is its definition; every fast path is tested against it."""
+    """Something added to the logits. `to_dense` defines it, fast paths are tested by it."""
 
     @abstractmethod
     def to_dense(

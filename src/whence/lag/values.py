@@ -22,7 +22,7 @@ class LagValues:
         shape = tuple(self.table.shape)
         require(
             len(shape) == 3 and shape[1] % 2 == 1,
-            f"LagValues.table needs shape [h|1, 2 * reach + 1, d_v] with an odd lag axis, got {shape}.",
+            f"LagValues.table needs shape [h|1, lag, d_v] with an odd lag axis, got {shape}.",
         )
 
     @property

@@ -3,19 +3,55 @@
 from whence.checks import at_least, require, unknown
 from whence.method import PositionMethod
 from whence.methods.alibi import Alibi
+from whence.methods.content_band import ContentBand
+from whence.methods.cope import Cope
+from whence.methods.deberta import Deberta
+from whence.methods.fire import Fire
+from whence.methods.floater import Floater
+from whence.methods.forget import Forget
+from whence.methods.kerple import Kerple
+from whence.methods.learned import Learned
 from whence.methods.nope import Nope
+from whence.methods.rope import Rope
+from whence.methods.sandwich import Sandwich
 from whence.methods.shaw import Shaw
+from whence.methods.sinusoidal import Sinusoidal
 from whence.methods.spec import instantiate, parse
 from whence.methods.sum import Sum as Sum
+from whence.methods.synthesizer import Synthesizer
 from whence.methods.t5 import T5
+from whence.methods.table2d import Table2d
 from whence.methods.tisa import Tisa
+from whence.methods.tisa2 import Tisa2
+from whence.methods.tisa2d import Tisa2d
+from whence.methods.transformer_xl import TransformerXL
+from whence.methods.tupe import Tupe
+from whence.methods.xpos import Xpos
 
 METHODS: dict[str, type[PositionMethod]] = {
     "shaw": Shaw,
     "t5": T5,
     "tisa": Tisa,
     "alibi": Alibi,
+    "tisa2": Tisa2,
+    "kerple": Kerple,
+    "sandwich": Sandwich,
+    "fire": Fire,
+    "cope": Cope,
+    "forget": Forget,
+    "content_band": ContentBand,
+    "tisa2d": Tisa2d,
+    "table2d": Table2d,
     "nope": Nope,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rope": Rope,
+    "xpos": Xpos,
+    "floater": Floater,
+    "deberta": Deberta,
+    "synthesizer": Synthesizer,
+    "transformer_xl": TransformerXL,
+    "tupe": Tupe,
 }
 
 

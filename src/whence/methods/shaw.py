@@ -42,7 +42,8 @@ class Shaw(PositionMethod):
         self.key_table = nn.Parameter(torch.empty(shape)) if keys else None
         self.value_table = nn.Parameter(torch.empty(shape)) if values else None
         for table in self.parameters():
-            nn.init.xavier_uniform_(table)
+            for matrix in table.data:  # as one tensor, the fans would be multiplied by d_head
+                nn.init.xavier_uniform_(matrix)
 
     def score_term(
         self,

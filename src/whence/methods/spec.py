@@ -15,19 +15,22 @@ def parse(spec: str) -> list[tuple[str, dict[str, str]]]:
     """ "tisa:kernels=5,reach=64+rope" -> [("tisa", {"kernels": "5", "reach": "64"}), ("rope", {})]."""
     parts = []
     for text in spec.split("+"):
-        name, _, rest = text.strip().partition(":")
+        name, _, rest = text.partition(":")
+        name = name.strip()
         require(
             bool(name),
             f"empty method name in {spec!r}. Write it like 'tisa:kernels=5' or 'tisa+rope'.",
         )
-        options = {}
+        options: dict[str, str] = {}
         for item in filter(None, rest.split(",")):
             key, equals, value = item.partition("=")
             require(
                 bool(equals),
                 f"option {item!r} of method {name!r} has no value. Write it like '{name}:{item}=...'.",
             )
-            options[key.strip()] = value.strip()
+            key = key.strip()
+            require(key not in options, f"option {key!r} of method {name!r} is given twice.")
+            options[key] = value.strip()
         parts.append((name, options))
     return parts
 
@@ -36,8 +39,8 @@ def instantiate(
     name: str, cls: type[PositionMethod], options: dict[str, str], context: dict[str, Any]
 ) -> PositionMethod:
     """The method of this class: options from the text first, then what the model knows (context)."""
-    wanted = inspect.signature(cls.__init__).parameters
-    known = {key: p for key, p in wanted.items() if key != "self"}
+    wanted = inspect.signature(cls).parameters
+    known = {key: p for key, p in wanted.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     for key in options:
         require(key in known, unknown(f"option of method {name!r}:", key, known))
     arguments = {key: value for key, value in context.items() if key in known}

@@ -44,6 +44,13 @@ class Sum(PositionMethod):
         for part in self._each():
             part.begin(length)
 
+    def layer(self, index: int) -> PositionMethod:
+        """The sum of the parts' views, or itself where no part's layers differ."""
+        views = [part.layer(index) for part in self._each()]
+        if all(view is part for view, part in zip(views, self._each(), strict=True)):
+            return self
+        return Sum(*views)
+
     def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
         """The sum of the parts' terms."""
         return _added(part.input_term(pos) for part in self._each())

@@ -63,13 +63,14 @@ class Tisa(PositionMethod):
     def extent(self, longest: int) -> Int[Tensor, " h"]:
         """Beyond this |lag| every Gaussian of the head underflows to exactly 0 in its dtype.
 
-        A parameter that is NaN, or a kernel without width, gives `longest`: nothing is cut off.
+        A parameter that is NaN, or a kernel of endless width, gives `longest`: nothing is cut off.
         """
         finfo = torch.finfo(self.offset.dtype)
         underflow = 2 - math.log(finfo.smallest_normal * finfo.eps)  # exp(-underflow) == 0
         with torch.no_grad():
             half_width = (underflow / self.sharpness.abs()).sqrt()
-            far = torch.nan_to_num(self.offset.abs() + half_width, nan=longest, posinf=longest)
+            far = self.offset.abs() + half_width + 0 * self.amplitude  # NaN if that is not finite
+            far = torch.nan_to_num(far, nan=longest, posinf=longest)
             return far.amax(dim=1).ceil().clamp(0, longest).long()
 
     def score_term(

@@ -1,0 +1,65 @@
+# Every target sets itself up first. It needs Python >= 3.11, make and a package registry; nothing
+# is installed outside .venv. Another Python: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.whence-installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+OUT ?= out
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo     draw the lag curves of every method into $(OUT)/"
+	@echo "make test     all checks and all tests"
+	@echo "make lint     ruff, mypy and the layer contract"
+	@echo "make format   let ruff rewrite what it can"
+	@echo "make bench    run every benchmark"
+	@echo "make clean    remove caches and outputs; the environment stays"
+
+# torch goes first and alone: were it resolved with the rest, a dependency could pull another build.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "whence needs Python >= 3.11; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | tail -n 1)." \
+	  "Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	  echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing $(TORCH)"
+	@$(PIP) $(TORCH)
+	@echo "installing whence and its development tools"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/whence demo --out $(OUT)
+
+lint: $(INSTALLED)
+	@echo "ruff check";  $(BIN)/ruff check --quiet .
+	@echo "ruff format"; $(BIN)/ruff format --quiet --check . || { \
+	  echo "not formatted: run make format" >&2; exit 1; }
+	@echo "mypy";        $(BIN)/mypy --no-error-summary
+	@echo "layers";      $(BIN)/lint-imports --no-logo >$(VENV)/.layers 2>&1 || { \
+	  cat $(VENV)/.layers >&2; exit 1; }
+
+# Run-time shape checks break torch.compile(fullgraph=True), so compiled tests are a second call.
+# One thread a worker: two workers with all threads each would fight for the cores.
+test: lint
+	@echo "pytest, with run-time shape checks"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not compiled" \
+	  --jaxtyping-packages=whence,beartype.beartype
+	@echo "pytest, compiled"
+	@$(BIN)/pytest -m compiled
+
+format: $(INSTALLED)
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do \
+	  echo "$$file"; $(BIN)/python "$$file"; done
+
+clean:
+	@rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,103 @@
+"""Lag curves: what a method, as initialised, adds to attention at each lag, for every head."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from whence.checks import at_least
+from whence.lag import Bias
+from whence.method import Content, PositionMethod
+from whence.methods import build
+
+QUANTITIES = {  # by site, in the order in which a method of several sites is read
+    "replace": "the logit",
+    "score": "the term added to the logit",
+    "heads": "q·k / d_head where q = k = 1",
+    "input": "p_i·p_j / d_model",
+    "value": "nothing in the logit",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LagCurves:
+    """mean[h, lag] for a query in the middle; `spread` is its deviation over random content.
+
+    A method that does not look at content has no spread, one that enters at the input has one curve
+    for all heads, and one that is causal has NaN at the lags > 0 that it never sees.
+    """
+
+    method: str
+    site: str  # the one that was read; "" where position enters nowhere
+    lag: Int[Tensor, " lag"]
+    mean: Float[Tensor, "h lag"]
+    spread: Float[Tensor, "h lag"] | None
+    causal_only: bool
+
+    @property
+    def quantity(self) -> str:
+        """What the numbers are."""
+        return QUANTITIES.get(self.site, "no positional term")
+
+
+def lag_curves(
+    spec: str,
+    *,
+    n_heads: int = 4,
+    d_head: int = 32,
+    reach: int = 64,
+    draws: int = 32,
+    seed: int = 0,
+) -> LagCurves:
+    """The curves of a new method at the lags -reach..reach, over `draws` of normal content.
+
+    The caller's random numbers stay as they were.
+
+        >>> lag_curves("alibi", n_heads=8, reach=2).mean[0].tolist()
+        [-1.0, -0.5, -0.0, -0.5, -1.0]
+    """
+    at_least(1, n_heads=n_heads, d_head=d_head, reach=reach, draws=draws)
+    n = 2 * reach + 1
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        method = build(spec, n_heads=n_heads, d_head=d_head, max_length=n)
+        site, values = _values(method, n_heads, d_head, n, draws)
+    lag = torch.arange(-reach, reach + 1)
+    values = values.float()
+    if method.causal_only:
+        values = values.masked_fill(lag > 0, float("nan"))
+    mean, spread = values.mean(dim=0), values.std(dim=0, correction=0)
+    varies = bool((spread > 1e-5 * values.nan_to_num().abs().amax()).any())
+    return LagCurves(spec, site, lag, mean, spread if varies else None, method.causal_only)
+
+
+def _values(
+    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int
+) -> tuple[str, Float[Tensor, "draws h lag"]]:
+    """The site that is read, and its values at the middle query for each draw."""
+    pos, sites = torch.arange(n), method.sites()
+    site = next((name for name in QUANTITIES if name in sites), "")
+    if site in ("replace", "score"):
+        q, k = torch.randn(2, draws, n_heads, n, d_head)
+        x = torch.randn(draws, n, n_heads * d_head)
+        hook = method.logits if site == "replace" else method.score_term
+        bias = hook(q, pos, pos, content=Content(x, x, k))
+        if bias is not None:
+            return site, _middle_row(bias, pos).expand(-1, n_heads, -1)
+        site = next((name for name in ("heads", "input", "value") if name in sites), "")
+    if site == "heads":
+        ones = torch.ones(1, n_heads, n, d_head)
+        q, k = method.query_heads(ones, pos), method.key_heads(ones, pos)
+        return site, torch.einsum("bhd,bhkd->bhk", q[:, :, n // 2], k) / d_head
+    if site == "input":
+        vectors = method.input_term(pos)
+        assert vectors is not None
+        return site, (vectors @ vectors[n // 2] / vectors.shape[-1])[None, None]
+    return site, torch.zeros(1, 1, n)
+
+
+def _middle_row(bias: Bias, pos: Int[Tensor, " k"]) -> Float[Tensor, "b h k"]:
+    middle = len(pos) // 2
+    row = bias.rows(middle, middle + 1).to_dense(pos[middle : middle + 1], pos)
+    return row[:, :, 0]

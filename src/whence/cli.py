@@ -1,5 +1,0 @@
-"""The command line: `whence`."""
-
-
-def main() -> None:
-    """Run the command line."""

@@ -1,0 +1,46 @@
+"""The commands of `whence`, put together."""
+
+from typing import Annotated
+
+try:
+    import rich as _rich  # noqa: F401  both are checked here, so that commands may rely on them
+    import typer
+except ImportError as error:
+    raise ImportError(
+        f"the command line needs {error.name}, which is not installed: pip install 'whence[cli]'",
+        name=error.name,
+    ) from error
+
+import whence
+from whence.cli.demo import demo
+from whence.cli.explain import explain
+from whence.cli.methods import methods
+
+# Plain help and errors: they stay greppable, and an error's last line says all of it.
+app = typer.Typer(
+    name="whence",
+    help="Positional information in Transformers.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(methods)
+app.command()(explain)
+app.command()(demo)
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"whence {whence.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Positional information in Transformers: what each method is, costs and does."""

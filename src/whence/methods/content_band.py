@@ -1,0 +1,61 @@
+"""A content-conditioned band (Inkling, 2026): each query mixes learned profiles of the distance."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from whence.checks import at_least
+from whence.lag import LagBias, Line
+from whence.method import Content, PositionMethod, longest_lag, need
+
+
+class ContentBand(PositionMethod):
+    """b_ij = r_i . B[:, i - j] for 0 <= i - j < width, else 0;  r_i = W_r x_i in R^rank per head.
+
+    x is the layer's input at the queries. B (`profiles`) is shared by the heads; their mixes
+    differ. Keys ahead of the query get 0, as in the causal model it was made for; with `symmetric`
+    they get r_i . B[:, j - i]. Inkling also scales q and this bias by a function of i on long
+    inputs: not here.
+    """
+
+    paper = "Inkling 2026 (transformers: InklingRelativeLogits)"
+    formula = "n_heads * rank * d_model + rank * width"
+
+    def __init__(
+        self,
+        n_heads: int,
+        d_model: int,
+        *,
+        rank: int = 16,
+        width: int = 1024,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__()
+        at_least(1, n_heads=n_heads, d_model=d_model, rank=rank, width=width)
+        self.n_heads, self.d_model, self.rank = n_heads, d_model, rank
+        self.width, self.symmetric = width, symmetric
+        self.mix = nn.Linear(d_model, n_heads * rank, bias=False)
+        self.profiles = nn.Parameter(torch.empty(rank, width))
+        nn.init.normal_(self.mix.weight, 0.0, 0.02)
+        nn.init.normal_(self.profiles, 0.0, 0.02)
+
+    def score_term(
+        self,
+        q: Float[Tensor, "b h q d"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> LagBias:
+        """A band for each query, zero beyond it."""
+        x = need(content, "x_q", self)
+        reach = min(self.width - 1, longest_lag(q_pos, k_pos))
+        behind = self.profiles[:, : reach + 1].flip(-1)  # lags -reach..0
+        if self.symmetric:
+            profiles = torch.cat([behind, self.profiles[:, 1 : reach + 1]], dim=-1)
+        else:
+            profiles = F.pad(behind, (0, reach))
+        mix = F.linear(x, self.mix.weight.to(x.dtype))
+        mix = mix.view(*mix.shape[:2], self.n_heads, self.rank).transpose(1, 2)
+        return LagBias(mix @ profiles.to(mix.dtype), Line(), Line())

@@ -1,0 +1,76 @@
+"""KERPLE (Chi et al., 2022): a learned logarithm, or power, of the distance."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from whence.checks import at_least, one_of
+from whence.lag import LagBias
+from whence.method import Content, PositionMethod, longest_lag
+
+SMALLEST = 1e-2  # the released code clamps p and a from below here; we only start there
+
+
+class Kerple(PositionMethod):
+    """log: b_h(lag) = -p_h log(1 + a_h |lag|).  power: b_h(lag) = -a_h |lag|^p_h, 0 < p_h < 2.
+
+    p and a must stay positive, and a power at most 2, or the kernel is not conditionally positive
+    definite. The released code clamps them, which stops their gradient; here a = softplus(raw_a),
+    and p = softplus(raw_p) for log, 2 sigmoid(raw_p) for power. `p` and `a` are the numbers of the
+    formula; they start at p ~ U(0.01, 1.99) and a ~ U(0.01, 1).
+    """
+
+    paper = "Chi et al. 2022, arXiv:2205.09921"
+    formula = "2 * n_heads"
+
+    def __init__(self, n_heads: int, *, kind: Literal["log", "power"] = "log") -> None:
+        super().__init__()
+        at_least(1, n_heads=n_heads)
+        one_of("kind of kerple", kind, ("log", "power"))
+        self.n_heads, self.kind = n_heads, kind
+        self.raw_p = nn.Parameter(torch.empty(n_heads))
+        self.raw_a = nn.Parameter(torch.empty(n_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw p and a, and put what stands behind them into the parameters."""
+        with torch.no_grad():
+            p = torch.empty_like(self.raw_p).uniform_(SMALLEST, 2 - SMALLEST)
+            a = torch.empty_like(self.raw_a).uniform_(SMALLEST, 1)
+            self.raw_p.copy_((p / 2).logit() if self.kind == "power" else p.expm1().log())
+            self.raw_a.copy_(a.expm1().log())
+
+    @property
+    def p(self) -> Float[Tensor, " h"]:
+        """The factor of the logarithm, or the power."""
+        return 2 * torch.sigmoid(self.raw_p) if self.kind == "power" else F.softplus(self.raw_p)
+
+    @property
+    def a(self) -> Float[Tensor, " h"]:
+        """The scale of the distance, or the factor of the power."""
+        return F.softplus(self.raw_a)
+
+    def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
+        """b at each lag."""
+        dtype = torch.promote_types(self.raw_p.dtype, torch.float32)
+        p, a, distance = self.p[:, None].to(dtype), self.a[:, None].to(dtype), lag.abs().to(dtype)
+        if self.kind == "log":
+            return (-p * torch.log1p(a * distance)).to(self.raw_p.dtype)
+        # The derivative of 0^p by p is 0 log 0: keep the zero out of the power, put it in after.
+        powers = torch.where(distance > 0, distance.clamp(min=1).pow(p), 0.0)
+        return (-a * powers).to(self.raw_p.dtype)
+
+    def score_term(
+        self,
+        q: Float[Tensor, "b h q d"],
+        q_pos: Int[Tensor, " q"],
+        k_pos: Int[Tensor, " k"],
+        *,
+        content: Content | None = None,
+    ) -> LagBias:
+        """One band for all queries, as long as the sequence."""
+        reach = longest_lag(q_pos, k_pos)
+        return LagBias.from_function(self.curve, reach, device=self.raw_p.device)

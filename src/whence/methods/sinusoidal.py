@@ -1,0 +1,56 @@
+"""Sinusoidal embeddings (Vaswani et al., 2017): sines and cosines of the position, at the input."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from whence.checks import at_least, one_of, require
+from whence.methods.frequency import Frequencies, geometric
+
+
+class Sinusoidal(Frequencies):
+    """p[2i] = sin(pos / base^(2i/d)), p[2i + 1] = cos(pos / base^(2i/d)), for any position.
+
+    "halves" puts all sines before all cosines (Marian). With `endpoint` the slowest frequency is
+    1/base itself, base^(-i / (d/2 - 1)): tensor2tensor and fairseq have that, with "halves", and
+    not the paper's. An odd d leaves out the last cosine.
+    """
+
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        base: float = 10000.0,
+        layout: Literal["interleaved", "halves"] = "interleaved",
+        endpoint: bool = False,
+    ) -> None:
+        at_least(1, d_model=d_model)
+        one_of("layout", layout, ("interleaved", "halves"))
+        frequencies = geometric(d_model, base)
+        if endpoint:
+            require(
+                d_model >= 4 and d_model % 2 == 0,
+                f"endpoint=True needs an even d_model of at least 4, got {d_model}. "
+                "Leave endpoint off: the paper's frequencies are defined for any d_model.",
+            )
+            pairs = d_model // 2
+            frequencies = [base ** (-i / (pairs - 1)) for i in range(pairs)]
+        super().__init__(frequencies)
+        self.d_model, self.base, self.layout, self.endpoint = d_model, base, layout, endpoint
+        # The frequencies stay in float32 or better: something else must follow the module's dtype.
+        self.register_buffer("like", torch.empty(0), persistent=False)
+
+    def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n {self.d_model}"]:
+        """The table's rows at these positions, in the dtype of the module."""
+        assert isinstance(self.like, Tensor)
+        angle = self.angle(pos, self.like.dtype)
+        sin, cos = angle.sin(), angle.cos()
+        if self.layout == "interleaved":
+            rows = torch.stack([sin, cos], dim=-1).flatten(-2)[..., : self.d_model]
+        else:
+            rows = torch.cat([sin, cos], dim=-1)[..., : self.d_model]
+        return rows.to(self.like.dtype)

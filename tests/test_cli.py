@@ -1,0 +1,209 @@
+"""The command line: what it prints, what it exits with, and what it leaves on disk."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import whence
+from whence import METHODS
+from whence.cli.errors import extra_of, with_extra
+from whence.cli.root import app
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "whence", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def fails_with(result: Result, code: int, *phrases: str) -> None:
+    """One line on stderr with these phrases, nothing on stdout, no traceback."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    for phrase in phrases:
+        assert phrase in result.stderr
+
+
+def test_version_is_the_packages() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"whence {whence.__version__}\n"
+
+
+def test_methods_lists_every_method_once() -> None:
+    entries = json.loads(run("methods", "--json").stdout)
+    assert [entry["name"] for entry in entries] == list(METHODS)
+    for entry in entries:
+        assert entry["summary"]
+        assert entry["paper"]
+        assert entry["sites"] == list(METHODS[entry["name"]].sites())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_counts_the_parameters_of_the_layer_that_is_asked_about(name: str) -> None:
+    result = run("methods", "--json", "--heads", "6", "--d-head", "16", "--length", "40")
+    entry = next(entry for entry in json.loads(result.stdout) if entry["name"] == name)
+    method = whence.build(name, n_heads=6, d_head=16, max_length=40)
+    assert entry["parameters"] == method.n_parameters() == method.n_parameters_by_formula()
+
+
+def test_methods_counts_a_huge_table_without_making_it() -> None:
+    entries = json.loads(run("methods", "--json", "--length", "1000000").stdout)
+    assert {entry["name"]: entry["parameters"] for entry in entries}["learned"] == 768_000_000
+
+
+def test_the_table_of_methods_names_each_with_its_formula() -> None:
+    result = run("methods")
+    assert result.exit_code == 0
+    for name in METHODS:
+        assert f" {name} " in result.stdout
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_explain_answers_for_every_method_on_either_device(name: str, device: str) -> None:
+    result = run("explain", name, "--device", device, "--dtype", "bfloat16", "--causal", "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["chosen"] in [row["backend"] for row in answer["backends"] if row["runs"]]
+    assert answer["sites"] == list(METHODS[name].sites())
+    assert {term.partition(":")[0] for term in answer["terms"]} <= set(answer["sites"])
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("tisa", "score: a lag bias, reach 99, one band shared by all queries, tails zero"),
+        ("tisa:reach=7", "score: a lag bias, reach 7, one band shared"),
+        ("alibi", "reach 0, one band shared by all queries, tails sloped"),
+        ("shaw:clip=3", "score: a lag bias, reach 3, one band for each query, tails constant"),
+        ("shaw:clip=3", "value: a vector a lag, reach 3"),
+        ("shaw:left=2,right=5", "reach 5"),
+        ("tisa+alibi", "reach 99, one band shared by all queries, tails sloped"),
+        ("kerple", "no tails"),
+        ("fire", "dense, one number for each query and key, because FIRE divides"),
+        ("rope", "heads: changed before the dot product"),
+        ("learned", "input: a vector a position"),
+    ],
+)
+def test_explain_says_what_kind_of_term_it_is(method: str, words: str) -> None:
+    result = run("explain", method, "--length", "100", "--json")
+    assert any(words in term for term in json.loads(result.stdout)["terms"])
+
+
+def test_explain_allocates_nothing_even_for_a_million_tokens() -> None:
+    million = ("--length", "1000000", "--batch", "64", "--heads", "32", "--d-head", "128")
+    assert json.loads(run("explain", "t5", *million, "--json").stdout)["parameters"] == 1024
+
+
+def test_explain_prints_the_table_of_backends() -> None:
+    result = run("explain", "tisa", "--length", "100", "--window", "8", "--dropout", "0.1")
+    assert result.exit_code == 0
+    for backend in whence.kernels.BACKENDS:
+        assert backend in result.stdout
+    assert "->" in result.stdout
+
+
+def test_explain_of_a_method_without_terms_says_so() -> None:
+    assert "no term: position enters nowhere" in run("explain", "nope").stdout
+
+
+def test_explain_notes_where_its_answer_rests_on_less_than_the_question() -> None:
+    assert "it reads numbers, so it was asked at length 64" in run("explain", "floater").stdout
+    causal_only = [name for name, cls in METHODS.items() if cls.causal_only]
+    assert "for causal attention only" in run("explain", causal_only[0]).stdout
+    assert "note:" not in run("explain", causal_only[0], "--causal").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrases"),
+    [
+        (("tsia",), ("Unknown method 'tsia'. Did you mean 'tisa'?",)),
+        (("tisa:kernel=3",), ("Did you mean 'kernels'?",)),
+        (("tisa:kernels=many",), ("tisa:kernels must be a whole number, got 'many'",)),
+        (("tisa:kernels=0",), ("kernels must be at least 1, got 0",)),
+        (("tisa+",), ("empty method name",)),
+        (("tisa", "--dtype", "bfloat"), ("Unknown dtype 'bfloat'. Did you mean 'bfloat16'?",)),
+        (("tisa", "--device", "gpu"), ("Unknown device 'gpu'.",)),
+        (("tisa", "--length", "0"), ("length must be at least 1, got 0",)),
+        (("tisa", "--heads", "12", "--kv-heads", "5"), ("multiple", "12", "5")),
+        (("tisa", "--dropout", "1.5"), ("dropout must be in [0, 1), got 1.5",)),
+        (("tisa", "--window", "-1"), ("window", "at least 0", "-1")),
+    ],
+)
+def test_wrong_use_of_explain_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], phrases: tuple[str, ...]
+) -> None:
+    fails_with(run("explain", *arguments), 2, *phrases)
+
+
+def test_wrong_use_of_methods_is_one_line_and_exit_code_2() -> None:
+    fails_with(run("methods", "--heads", "0"), 2, "n_heads must be at least 1, got 0")
+
+
+@pytest.mark.parametrize("arguments", [("explan",), ("explain", "tisa", "--lenght", "9")])
+def test_an_unknown_command_or_flag_is_refused_with_a_suggestion(arguments: tuple[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "explain" in result.stderr or "--length" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_demo_writes_a_whole_picture_and_leaves_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    result = run("demo", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in out.iterdir()] == ["lag_curves.png"]
+    assert f"wrote {out / 'lag_curves.png'}" in result.stdout
+    with Image.open(out / "lag_curves.png") as picture:
+        picture.load()
+        assert picture.width > 1000
+    assert (out / "lag_curves.png").stat().st_size < 300_000
+
+
+def test_demo_into_what_is_no_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    fails_with(run("demo", "--out", str(tmp_path / "file")), 1, "cannot write", "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable to root")
+def test_demo_into_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    fails_with(run("demo", "--out", str(tmp_path)), 1, "cannot write", "Permission denied")
+
+
+def test_demo_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "whence.report", raising=False)
+    monkeypatch.delitem(sys.modules, "whence.report.lag_curves", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    fails_with(run("demo"), 1, "this needs matplotlib", "pip install 'whence[plot]'")
+
+
+def test_every_extra_is_found_by_the_name_of_its_module() -> None:
+    assert extra_of("typer") == "cli"
+    assert extra_of("torchdiffeq") == "flow"
+    assert extra_of("transformers") == "hf"
+    assert extra_of("matplotlib") == "plot"
+    assert extra_of("torch") is None
+    assert extra_of("") is None
+    assert with_extra(ImportError("as it was", name="os.path")) == "as it was"
+
+
+def test_the_module_runs_like_the_command_and_errors_go_to_stderr() -> None:
+    done = run_process("methods", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [entry["name"] for entry in json.loads(done.stdout)] == list(METHODS)
+    wrong = run_process("explain", "tsia")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("whence: Unknown method 'tsia'. Did you mean 'tisa'?")
+    assert wrong.stderr.count("\n") == 1
