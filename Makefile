@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.whence-installed
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 OUT ?= out
 
@@ -22,7 +22,7 @@ help:
 # torch goes first and alone: were it resolved with the rest, a dependency could pull another build.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "whence needs Python >= 3.11; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | tail -n 1)." \
+	  echo "whence needs Python >= 3.11; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1)." \
 	  "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }

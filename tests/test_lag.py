@@ -219,6 +219,17 @@ def test_a_trimmed_sum_with_tails_is_the_same_function_bit_for_bit(numbers, n, o
     assert_close(bias.trimmed().to_dense(place, place), bias.to_dense(place, place), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("others", [["alibi"] * 2, ["t5", "alibi", "t5"], ["t5", "t5", "alibi"]])
+def test_tails_that_round_in_another_order_than_the_band_are_not_trimmed(others):
+    n, place = 300, torch.arange(300)
+    bias = bias_of(build("tisa", n_heads=3, d_head=4), n)
+    for name in others:
+        other = build("alibi:learned=true" if name == "alibi" else name, n_heads=3, d_head=4)
+        torch.nn.init.normal_(next(other.parameters()))
+        bias = bias + bias_of(other, n)
+    assert_close(bias.trimmed().to_dense(place, place), bias.to_dense(place, place), rtol=0, atol=0)
+
+
 def test_the_extent_of_a_sum_has_a_number_for_each_head_of_the_sum():
     one_head = bias_of(build("tisa", n_heads=1, d_head=4), 50)
     three_heads = bias_of(build("alibi", n_heads=3, d_head=4), 50)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whence import METHODS
+from whence import METHODS, build
 from whence.analysis import lag_curves
 from whence.report import draw_lag_curves
 
@@ -51,6 +51,16 @@ def test_a_method_that_looks_at_content_has_a_spread() -> None:
     torch.testing.assert_close(curves.mean[:, 0], curves.mean[:, 2])
     torch.testing.assert_close(curves.spread[:, -1], curves.spread[:, -3])
     assert float(curves.mean.abs().max()) < float(curves.spread.max())
+
+
+def test_curves_that_depend_on_content_are_those_of_the_middle_query() -> None:
+    curves = lag_curves("shaw:clip=3", n_heads=2, d_head=4, reach=5, draws=1, seed=7)
+    torch.manual_seed(7)
+    method = build("shaw:clip=3", n_heads=2, d_head=4, max_length=11)
+    q, pos = torch.randn(2, 1, 2, 11, 4)[0], torch.arange(11)
+    bias = method.score_term(q, pos, pos)
+    assert bias is not None
+    torch.testing.assert_close(curves.mean, bias.to_dense(pos, pos)[0, :, 5].detach())
 
 
 def test_equal_seeds_give_equal_curves_and_the_callers_random_numbers_stay() -> None:

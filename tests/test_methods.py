@@ -215,6 +215,23 @@ def test_it_keeps_the_dtype_of_its_input(name: str) -> None:
         assert layer(inputs(7, dtype=dtype), 7, backend="sdpa").dtype == dtype
 
 
+def test_half_precision_parameters_do_not_blur_distant_lags(name: str) -> None:
+    """bfloat16 cannot tell lag 257 from 256: the bias must be that of the same numbers, exactly."""
+    half = small(name, torch.bfloat16)
+    if half.fixed_length:
+        pytest.skip("this method has no distant lags")
+    bias = score(half, 1, 600)
+    if not isinstance(bias, LagBias) or bias.band.shape[0] > 1:
+        pytest.skip("this method has no lag bias, or one that depends on content")
+    pos = torch.arange(600)
+    found = bias.to_dense(pos[-1:], pos)
+    wanted = score(half.double(), 1, 600)
+    assert wanted is not None
+    torch.testing.assert_close(
+        found.double(), wanted.to_dense(pos[-1:], pos), rtol=1e-4, atol=1e-4
+    )
+
+
 def test_state_dict_round_trip_and_a_length_it_was_not_built_for(name: str) -> None:
     method = small(name)
     twin = small(name)

@@ -37,7 +37,17 @@ def with_table(weight: torch.Tensor, **options) -> T5:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("buckets", "max_distance"), [(32, 128), (4, 3), (6, 20), (8, 5), (33, 100), (64, 1000)]
+    ("buckets", "max_distance"),
+    [
+        (32, 128),
+        (4, 3),
+        (6, 20),
+        (8, 5),
+        (33, 100),
+        (64, 1000),
+        (9, 128),  # here, causal, and in the next, bidirectional, a float64 logarithm would differ
+        (18, 128),
+    ],
 )
 def test_t5_buckets_equal_transformers_in_both_directions(causal, buckets, max_distance):
     lag = torch.arange(-3000, 3001)

@@ -41,7 +41,7 @@ class PositionMethod(nn.Module):
 
     paper: ClassVar[str] = ""
     formula: ClassVar[str] = "0"  # parameters of one instance, in names of its attributes
-    causal_only: ClassVar[bool] = False
+    causal_only: bool = False
     shared_by_layers: ClassVar[bool] = False  # one instance serves every layer of a stack
     fixed_length: bool = False  # True where no length beyond `max_length` can be had
 

@@ -20,6 +20,9 @@ def demo(
     with one_line_errors():
         from whence.report import draw_lag_curves, save_png  # matplotlib is an extra
 
+        out.mkdir(
+            parents=True, exist_ok=True
+        )  # before the work, so that a bad folder shows at once
         path = save_png(draw_lag_curves(_curves()), out / "lag_curves.png")
     typer.echo(f"wrote {path}")
 

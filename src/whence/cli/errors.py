@@ -19,7 +19,8 @@ def one_line_errors() -> Iterator[None]:
     except ImportError as error:
         _stop(with_extra(error), FAILED)
     except OSError as error:
-        _stop(f"cannot write {error.filename}: {error.strerror}.", FAILED)
+        where = error.filename or "the output"  # a full disk names no file
+        _stop(f"cannot write {where}: {error.strerror or error}.", FAILED)
 
 
 def with_extra(error: ImportError) -> str:

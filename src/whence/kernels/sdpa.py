@@ -63,6 +63,7 @@ def _is_plain(call: AttentionCall) -> bool:
         and sight.window == (None, None)
         and (not sight.causal or square)
         and min(sight.n_q, sight.n_k) > 0
+        and call.scale > 0  # a negative one with is_causal gives NaN on a CPU
     )
 
 

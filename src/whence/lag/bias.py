@@ -68,6 +68,7 @@ class LagBias(Bias):
     @staticmethod
     def line(slope: Float[Tensor, " h"]) -> "LagBias":
         """slope_h * |lag|, and no table at all: reach 0."""
+        slope = slope.to(torch.promote_types(slope.dtype, torch.float32))
         tail = Line(slope=slope[None, :, None])
         return LagBias(torch.zeros_like(slope)[None, :, None, None], tail, tail)
 

@@ -23,7 +23,8 @@ class Line:
         if self.const is not None:
             value = self.const[..., None]
         if self.slope is not None:
-            value = value + self.slope[..., None] * lag.abs().to(self.slope.dtype)
+            exact = torch.promote_types(self.slope.dtype, torch.float32)  # for lags beyond 256
+            value = value + self.slope[..., None].to(exact) * lag.abs().to(exact)
         return value
 
     def __add__(self, other: "Line") -> "Line":

@@ -14,8 +14,8 @@ from whence.method import Content, PositionMethod
 class Alibi(PositionMethod):
     """b_h(lag) = -m_h |lag|. Extrapolates by construction.
 
-    m_h = 2^(-8h/H) for a power of two H; otherwise the slopes of the next smaller power of two, then
-    every other one of the next larger. Slopes are fixed, or start there and are learned.
+    m_h = 2^(-8h/H) for a power of two H; otherwise the slopes of the next smaller power of two,
+    then every other one of the next larger. Slopes are fixed, or start there and are learned.
     """
 
     paper = "Press et al. 2022, arXiv:2108.12409"

@@ -46,22 +46,23 @@ class Kerple(PositionMethod):
     @property
     def p(self) -> Float[Tensor, " h"]:
         """The factor of the logarithm, or the power."""
-        return 2 * torch.sigmoid(self.raw_p) if self.kind == "power" else F.softplus(self.raw_p)
+        raw = self.raw_p.to(torch.promote_types(self.raw_p.dtype, torch.float32))
+        return 2 * torch.sigmoid(raw) if self.kind == "power" else F.softplus(raw)
 
     @property
     def a(self) -> Float[Tensor, " h"]:
         """The scale of the distance, or the factor of the power."""
-        return F.softplus(self.raw_a)
+        return F.softplus(self.raw_a.to(torch.promote_types(self.raw_a.dtype, torch.float32)))
 
     def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
         """b at each lag."""
-        dtype = torch.promote_types(self.raw_p.dtype, torch.float32)
-        p, a, distance = self.p[:, None].to(dtype), self.a[:, None].to(dtype), lag.abs().to(dtype)
+        p, a = self.p[:, None], self.a[:, None]
+        distance = lag.abs().to(p.dtype)
         if self.kind == "log":
-            return (-p * torch.log1p(a * distance)).to(self.raw_p.dtype)
+            return -p * torch.log1p(a * distance)
         # The derivative of 0^p by p is 0 log 0: keep the zero out of the power, put it in after.
         powers = torch.where(distance > 0, distance.clamp(min=1).pow(p), 0.0)
-        return (-a * powers).to(self.raw_p.dtype)
+        return -a * powers
 
     def score_term(
         self,

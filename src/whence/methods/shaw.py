@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw et al., 2018): a learned vector a lag, for keys and for values."""
+"""Relative position representations (Shaw et al., 2018): a vector a lag, for keys and values."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,10 +10,11 @@ from whence.method import Content, PositionMethod
 
 
 class Shaw(PositionMethod):
-    """e_ij = q_i . (k_j + A_K[clip(j - i)]) / sqrt(d);  z_i = sum_j alpha_ij (v_j + A_V[clip(j - i)]).
+    """e_ij = q_i . (k_j + A_K[c]) / sqrt(d);  z_i = sum_j alpha_ij (v_j + A_V[c]), c = clip(j - i).
 
-    Lags are clipped to [-left, right], both `clip` unless given. Tables are shared by the heads, or one
-    each (`per_head`). The keys' term needs only q @ A_K.T, a band of left + right + 1 numbers a query.
+    Lags are clipped to [-left, right], both `clip` unless given. Tables are shared by the heads, or
+    one each (`per_head`). The keys' term needs only q @ A_K.T, a band of left + right + 1 numbers
+    a query.
     """
 
     paper = "Shaw et al. 2018, arXiv:1803.02155"

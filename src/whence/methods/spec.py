@@ -12,7 +12,7 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def parse(spec: str) -> list[tuple[str, dict[str, str]]]:
-    """ "tisa:kernels=5,reach=64+rope" -> [("tisa", {"kernels": "5", "reach": "64"}), ("rope", {})]."""
+    """ "tisa:kernels=5,reach=9+t5" -> [("tisa", {"kernels": "5", "reach": "9"}), ("t5", {})]."""
     parts = []
     for text in spec.split("+"):
         name, _, rest = text.partition(":")
@@ -26,7 +26,8 @@ def parse(spec: str) -> list[tuple[str, dict[str, str]]]:
             key, equals, value = item.partition("=")
             require(
                 bool(equals),
-                f"option {item!r} of method {name!r} has no value. Write it like '{name}:{item}=...'.",
+                f"option {item!r} of method {name!r} has no value. "
+                f"Write it like '{name}:{item}=...'.",
             )
             key = key.strip()
             require(key not in options, f"option {key!r} of method {name!r} is given twice.")
@@ -38,7 +39,7 @@ def parse(spec: str) -> list[tuple[str, dict[str, str]]]:
 def instantiate(
     name: str, cls: type[PositionMethod], options: dict[str, str], context: dict[str, Any]
 ) -> PositionMethod:
-    """The method of this class: options from the text first, then what the model knows (context)."""
+    """The method of this class: options from the text, then what the model knows (context)."""
     wanted = inspect.signature(cls).parameters
     known = {key: p for key, p in wanted.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     for key in options:

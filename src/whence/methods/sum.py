@@ -24,6 +24,7 @@ class Sum(PositionMethod):
         require(len(parts) > 0, "Sum needs at least one method.")
         self.parts = nn.ModuleList(parts)
         self.fixed_length = any(part.fixed_length for part in parts)
+        self.causal_only = any(part.causal_only for part in parts)
 
     def _each(self) -> Iterable[PositionMethod]:
         for part in self.parts:

@@ -12,9 +12,10 @@ from whence.method import Content, PositionMethod
 
 
 class T5(PositionMethod):
-    """b_h(lag) = table[bucket(lag), h]; exact buckets near, logarithmic ones to max_distance, then one.
+    """b_h(lag) = table[bucket(lag), h]; exact buckets near, then logarithmic ones to max_distance.
 
-    Bidirectional models spend half of the buckets on lags > 0; causal ones put all of those into bucket 0.
+    All lags beyond share the last one. Bidirectional models spend half of the buckets on lags > 0;
+    causal ones put all of those into bucket 0.
     T5 itself does not scale q.k by 1/sqrt(d) (pass scale=1.0), has no bias in cross-attention, and
     shares one table between its layers.
     """
@@ -56,7 +57,7 @@ class T5(PositionMethod):
 def t5_bucket(
     lag: Int[Tensor, "*lags"], buckets: int, max_distance: int, *, causal: bool
 ) -> Int[Tensor, "*lags"]:
-    """The bucket of each lag. The logarithm is float32's: in any other precision boundaries move."""
+    """The bucket of each lag. The logarithm is float32's: in another precision boundaries move."""
     if causal:
         start, distance = torch.zeros_like(lag), (-lag).clamp(min=0)
     else:

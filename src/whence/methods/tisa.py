@@ -12,11 +12,12 @@ from whence.method import Content, PositionMethod, longest_lag
 
 
 class Tisa(PositionMethod):
-    """f_h(lag) = sum_s a_s exp(-|b_s| (lag - c_s)^2), lag = key - query, after the 1/sqrt(d) scaling.
+    """f_h(lag) = sum_s a_s exp(-|b_s| (lag - c_s)^2), lag = key - query, added after the scaling.
 
-    a, b, c are `amplitude`, `sharpness` and `offset`, each [n_heads, kernels]. With `reach` the function
-    is zero beyond |lag| = reach by definition, which lets a kernel leave the far part to plain attention.
-    The authors' released code evaluates f at query - key - 1: `from_released` converts its weights.
+    a, b, c are `amplitude`, `sharpness` and `offset`, each [n_heads, kernels]. With `reach` the
+    function is zero beyond |lag| = reach by definition, so that a kernel may leave the far part to
+    plain attention. The authors' released code evaluates f at query - key - 1: `from_released`
+    converts its weights.
     """
 
     paper = "Wennberg & Henter 2021, arXiv:2106.01950"
@@ -55,20 +56,26 @@ class Tisa(PositionMethod):
         return method
 
     def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
-        """f at each lag."""
-        distance = lag.to(self.offset.dtype) - self.offset[..., None]
-        gaussian = torch.exp(-self.sharpness.abs()[..., None] * distance.square())
-        return (self.amplitude[..., None] * gaussian).sum(dim=1)
+        """f at each lag, in float32 at least: half precision cannot tell lag 257 from 256."""
+        amplitude, sharpness, offset = self._exact()
+        distance = lag.to(offset.dtype) - offset[..., None]
+        gaussian = torch.exp(-sharpness.abs()[..., None] * distance.square())
+        return (amplitude[..., None] * gaussian).sum(dim=1)
+
+    def _exact(self) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = torch.promote_types(self.offset.dtype, torch.float32)
+        return self.amplitude.to(dtype), self.sharpness.to(dtype), self.offset.to(dtype)
 
     def extent(self, longest: int) -> Int[Tensor, " h"]:
         """Beyond this |lag| every Gaussian of the head underflows to exactly 0 in its dtype.
 
         A parameter that is NaN, or a kernel of endless width, gives `longest`: nothing is cut off.
         """
-        finfo = torch.finfo(self.offset.dtype)
+        _, sharpness, offset = self._exact()
+        finfo = torch.finfo(offset.dtype)
         underflow = 2 - math.log(finfo.smallest_normal * finfo.eps)  # exp(-underflow) == 0
         with torch.no_grad():
-            half_width = (underflow / self.sharpness.abs()).sqrt()
+            half_width = (underflow / sharpness.abs()).sqrt()
             far = self.offset.abs() + half_width + 0 * self.amplitude  # NaN if that is not finite
             far = torch.nan_to_num(far, nan=longest, posinf=longest)
             return far.amax(dim=1).ceil().clamp(0, longest).long()

@@ -83,7 +83,7 @@ class Tisa2(PositionMethod):
         )
         mass = ((self.amplitude * side)[..., None] * step).sum(dim=1) + self.floor.abs()[:, None]
         bias = torch.log(mass + TINY) - self.slope[:, None] * place.abs()
-        return nn.functional.pad(bias, (0, 0, 0, self.agnostic)).to(self.offset.dtype)
+        return nn.functional.pad(bias, (0, 0, 0, self.agnostic))
 
     def score_term(
         self,

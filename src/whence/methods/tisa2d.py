@@ -50,12 +50,13 @@ class Tisa2d(PositionMethod):
 
     def surface(self, dy: Int[Tensor, " y"], dx: Int[Tensor, " x"]) -> Float[Tensor, "h y x"]:
         """f at each vertical and each horizontal lag; every Gaussian is a product of two."""
-        sharpness = self.sharpness.abs()[..., None]
+        dtype = torch.promote_types(self.amplitude.dtype, torch.float32)
+        sharpness = self.sharpness.abs()[..., None].to(dtype)
         rows, columns = (
-            torch.exp(-sharpness * (lag.to(offset.dtype) - offset[..., None]).square())
+            torch.exp(-sharpness * (lag.to(dtype) - offset[..., None].to(dtype)).square())
             for lag, offset in ((dy, self.offset_y), (dx, self.offset_x))
         )
-        return torch.einsum("hs,hsy,hsx->hyx", self.amplitude, rows, columns)
+        return torch.einsum("hs,hsy,hsx->hyx", self.amplitude.to(dtype), rows, columns)
 
     def score_term(
         self,

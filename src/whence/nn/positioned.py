@@ -28,7 +28,7 @@ def positioned_attention(
     """`attend` with the heads, score, value and replace sites of a method filled in.
 
     The first key stands at position k_start and query row i at k_start + q_start + i; q_start is
-    n_k - n_q unless given. x_q and x_k, the layer's inputs, are for the methods that look at content.
+    n_k - n_q unless given. x_q and x_k, the layer's inputs, are for methods that look at content.
     The input site is not here: what a method adds to the embedding was added before q, k and v.
     """
     n_q, n_k = q.shape[2], k.shape[2]

@@ -68,7 +68,7 @@ def _panel(panel: Axes, curve: LagCurves, colors: ListedColormap) -> None:
     panel.set_xticks([-reach, 0, reach])
     panel.margins(y=0.08)
     if float(curve.mean.nan_to_num().abs().max()) == 0.0 and curve.spread is None:
-        panel.set(ylim=(-1, 1), yticks=[0])
+        panel.set(ylim=(-1, 1), yticks=[0.0])
     else:
         panel.yaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
     panel.yaxis.set_major_formatter(FuncFormatter(_number))

@@ -1,0 +1,131 @@
+"""What the instruments find in a model, as frozen results: the fields say what each number is."""
+
+from dataclasses import dataclass
+
+from whence.analysis.stored import Array, Result
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFacts(Result):
+    """What was inspected."""
+
+    name: str
+    family: str  # "bert", "albert", ... the row of the families table
+    position: str  # how position enters: "table", "table + t5 bias", "rope", "alibi", "t5 bias"
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_head: int
+    n_positions: int | None  # rows of the table that are positions
+    sha256: str  # of the weights' file
+
+
+@dataclass(frozen=True, eq=False)
+class Toeplitzness(Result):
+    """R^2 of the best Toeplitz fit of a matrix, with and without its main diagonal, and the nulls.
+
+    The nulls are the same measures of a random table with the same row norms.
+    """
+
+    start: int  # rows start..stop of the position table, [CLS] standing at 0
+    stop: int
+    r2: float
+    r2_off_diagonal: float
+    null_r2: float | None
+    null_r2_off_diagonal: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Component(Result):
+    """One principal component of the position table along the positions."""
+
+    explained: float  # share of the variance
+    values: Array  # [n] its score at each position
+    frequency: Array  # [f] cycles a position
+    power: Array  # [f] share of its power at each frequency
+
+
+@dataclass(frozen=True, eq=False)
+class TableReport(Result):
+    """The position table of a model and its inner products P = E E^T."""
+
+    space: str  # which space the vectors live in: "384 dimensions", "128, before the projection"
+    rows: str  # which rows count as positions and why: "rows 2..513; 0 and 1 are not positions"
+    gram: Array  # [n, n]
+    whole: Toeplitzness
+    windows: tuple[Toeplitzness, ...]  # as a function of the window
+    monotonicity: float  # in [-1, 1]: does the inner product fall with distance?
+    symmetry: float  # in [0, 1]: is P's lag curve the same to both sides, diagonal by diagonal
+    effective_dimensions: float  # participation ratio of the principal components
+    components_for_90: int  # components that explain nine tenths of the variance
+    explained: Array  # [d] share of the variance of every component
+    components: tuple[Component, ...]  # the leading ones
+
+
+@dataclass(frozen=True, eq=False)
+class HeadReport(Result):
+    """Positional attention of one head: F = (E W_Q)(E W_K)^T / sqrt(d), and its curve over lags."""
+
+    layer: int
+    head: int
+    with_biases: bool
+    matrix: Array  # [m, m] the corner over the first m positions (m <= 128)
+    lag: Array  # [l] lag = key - query
+    curve: Array  # [l] mean of each diagonal
+    spread: Array  # [l] standard deviation along each diagonal
+    r2: float
+    r2_off_diagonal: float
+    strength: float  # deviation of the curve over lags, in logits
+    sensitive: bool  # to position: the rule is in the code's docstring
+
+
+@dataclass(frozen=True, eq=False)
+class LagProfile(Result):
+    """Logits of real text averaged over content as a function of lag."""
+
+    layer: int
+    head: int
+    lag: Array
+    mean: Array
+    low: Array  # 95% confidence band of the mean, over independent pieces of text
+    high: Array
+    explained: float  # share of the logits' variance that lag explains
+    n_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Fit(Result):
+    """A sum of S Gaussians fitted to a lag curve."""
+
+    kernels: int
+    amplitude: tuple[float, ...]
+    sharpness: tuple[float, ...]
+    offset: tuple[float, ...]
+    level: float  # a constant, which a softmax does not see, fitted along and left out of TISA
+    residual: float  # root mean square of what is left
+    r2: float
+    criterion: float  # BIC: smaller is better
+
+
+@dataclass(frozen=True, eq=False)
+class HeadFits(Result):
+    """The fits of one head's curve for S = 1..8 and the one that the criterion picks."""
+
+    layer: int
+    head: int
+    fits: tuple[Fit, ...]
+    chosen: int  # the S picked
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection(Result):
+    """Everything `whence inspect` found in one model."""
+
+    model: ModelFacts
+    table: TableReport | None
+    heads: tuple[HeadReport, ...]
+    relative: tuple[HeadReport, ...]  # curves that the model states itself: T5 bias, ALiBi
+    profiles: tuple[LagProfile, ...]
+    fits: tuple[HeadFits, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
