@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -33,7 +34,130 @@ def methods() -> str:
     return "\n".join(rows) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"methods": methods}
+CONTENDERS = {
+    "whence": "`whence`",
+    "eager": "eager, n x n",
+    "sdpa_dense": "SDPA, dense bias",
+    "plain": "SDPA, no bias",
+    "article": "the article's algorithm",
+}
+
+
+def cpu_tisa() -> str:
+    """Time and memory of TISA's attention on a CPU."""
+    return _measured("tisa")
+
+
+def cpu_shaw() -> str:
+    """Time and memory of attention with Shaw's keys and values on a CPU."""
+    return _measured("shaw")
+
+
+def cpu_bars() -> str:
+    """What the CPU benchmark promises, what was measured, and where."""
+    results = _cpu_results()
+    rows = ["| | measured | promised | |", "|---|---:|---|---|"]
+    for bar in results["bars"]:
+        value = "" if bar["value"] is None else f"{bar['value']:.2f}"
+        word = {True: "held", False: "missed", None: "not measured"}[bar["held"]]
+        rows.append(f"| {bar['what']} | {value} | {bar['rule']} {bar['limit']} | {word} |")
+    machine = results["machine"]
+    place = (
+        f"Measured on {machine['cpu']} ({machine['instructions']}), {machine['cores']} cores, "
+        f"torch {machine['torch']}, Python {machine['python']}, commit {machine['commit']}."
+    )
+    return "\n".join([*rows, "", place]) + "\n"
+
+
+def _measured(group: str) -> str:
+    cells: dict[int, dict[str, str]] = {}
+    for row in _cpu_results()["rows"]:
+        if row["group"] == group:
+            shown = "-"
+            if row["seconds"] is not None:
+                milliseconds, megabytes = row["seconds"]["median"] * 1e3, row["peak_bytes"] / 1e6
+                shown = f"{milliseconds:,.0f} ms, {megabytes:,.0f} MB"
+            cells.setdefault(row["n"], {})[row["contender"]] = shown
+    names = list(next(iter(cells.values())))
+    rows = [
+        "| n | " + " | ".join(CONTENDERS[name] for name in names) + " |",
+        "|---:|" + "---:|" * len(names),
+        *(f"| {n:,} | " + " | ".join(cells[n].values()) + " |" for n in cells),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _cpu_results() -> Any:
+    return json.loads((ROOT / "results/cpu/attention.json").read_text(encoding="utf-8"))
+
+
+MARKS = {True: "✓", False: "✗", None: "-"}
+
+
+def criteria() -> str:
+    """Table 1 as measured, the methods of the slides first, with their ticks in brackets."""
+    results = _criteria_results()
+    rows = sorted(results["rows"], key=lambda row: row["criteria"][0]["slides"] is None)
+    titles = ["method", *results["rules"], "time"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for row in rows:
+        cells = [_judged(cell) for cell in row["criteria"]]
+        lines.append(f"| `{row['method']}` | {' | '.join(cells)} | {row['time']:.1f}x |")
+    versions = ", ".join(f"{name} {value}" for name, value in results["versions"].items())
+    return "\n".join([*lines, "", f"Measured with {versions}."]) + "\n"
+
+
+def rules() -> str:
+    """What each criterion of Table 1 measures, and when it is met."""
+    return "".join(f"- **{name}**: {rule}\n" for name, rule in _criteria_results()["rules"].items())
+
+
+def differences() -> str:
+    """Where a measurement and the slides' tick differ, and why."""
+    lines = []
+    for row in _criteria_results()["rows"]:
+        for cell in row["criteria"]:
+            if cell["slides"] not in (None, cell["verdict"]):
+                says, found = MARKS[cell["slides"]], f"{MARKS[cell['verdict']]} {cell['text']}"
+                lines.append(
+                    f"- `{row['method']}`, {cell['name']}: {found}, slides {says}. {cell['why']}\n"
+                )
+    return "".join(lines)
+
+
+def notes() -> str:
+    """What else to know of a verdict."""
+    cells = [
+        (row["method"], cell) for row in _criteria_results()["rows"] for cell in row["criteria"]
+    ]
+    noted = [(method, cell) for method, cell in cells if cell["why"] and cell["slides"] is None]
+    return "".join(f"- `{method}`, {cell['name']}: {cell['why']}\n" for method, cell in noted)
+
+
+def _criteria_results() -> dict[str, Any]:
+    path = ROOT / "results" / "criteria.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results
+
+
+def _judged(cell: dict[str, Any]) -> str:
+    shown = f"{MARKS[cell['verdict']]} {cell['text']}"
+    if cell["slides"] is None:
+        return shown
+    slides = MARKS[cell["slides"]]
+    return f"{shown} ({slides})" if cell["slides"] == cell["verdict"] else f"{shown} (**{slides}**)"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "methods": methods,
+    "cpu_tisa": cpu_tisa,
+    "cpu_shaw": cpu_shaw,
+    "cpu_bars": cpu_bars,
+    "criteria": criteria,
+    "rules": rules,
+    "differences": differences,
+    "notes": notes,
+}
 
 
 def filled(text: str) -> str:

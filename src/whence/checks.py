@@ -1,13 +1,17 @@
 """Refusing bad input in one sentence: the value, the rule and the way out."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise ValueError(message) unless the condition holds."""
+def require(condition: bool, message: str | Callable[[], str]) -> None:
+    """Raise ValueError(message) unless the condition holds.
+
+    A message with sizes of an input is given as a function: torch.compile fixes every number that
+    is put into a text, and would compile again for each length.
+    """
     if not condition:
-        raise ValueError(message)
+        raise ValueError(message if isinstance(message, str) else message())
 
 
 def at_least(minimum: int, **named: int) -> None:
@@ -15,7 +19,8 @@ def at_least(minimum: int, **named: int) -> None:
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be a whole number, got {value!r}.")
-        require(value >= minimum, f"{name} must be at least {minimum}, got {value}.")
+        if value < minimum:  # not `require`, whose message torch.compile would fix
+            raise ValueError(f"{name} must be at least {minimum}, got {value}.")
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> None:

@@ -55,7 +55,7 @@ def lag_curves(
     The caller's random numbers stay as they were.
 
         >>> lag_curves("alibi", n_heads=8, reach=2).mean[0].tolist()
-        [-1.0, -0.5, -0.0, -0.5, -1.0]
+        [-1.0, -0.5, 0.0, -0.5, -1.0]
     """
     at_least(1, n_heads=n_heads, d_head=d_head, reach=reach, draws=draws)
     n = 2 * reach + 1

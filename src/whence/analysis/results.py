@@ -27,7 +27,7 @@ class Toeplitzness(Result):
     The nulls are the same measures of a random table with the same row norms.
     """
 
-    start: int  # rows start..stop of the position table, [CLS] standing at 0
+    start: int  # positions start..stop - 1, [CLS] standing at 0
     stop: int
     r2: float
     r2_off_diagonal: float

@@ -9,13 +9,14 @@ import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
 from whence.checks import require
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
+R = TypeVar("R", bound="Result")  # typing.Self would stop the run-time checks of the tests
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Result:
         return json.dumps({"kind": type(self).__name__, **_plain(self)}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls: type[R], text: str) -> R:
         """The result that `to_json` wrote; another kind, or a broken file, is an error."""
         try:
             data = json.loads(text)
@@ -39,7 +40,7 @@ class Result:
             raise ValueError(f"this is not a whole result file: {error}.") from error
         kind = data.pop("kind", None) if isinstance(data, dict) else None
         require(kind == cls.__name__, f"expected a result of kind {cls.__name__}, got {kind!r}.")
-        result: Self = _restored(cls, data)
+        result: R = _restored(cls, data)
         return result
 
     def save(self, path: Path) -> Path:
@@ -57,7 +58,7 @@ class Result:
         return path
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls: type[R], path: Path) -> R:
         """The result in a file."""
         return cls.from_json(path.read_text())
 

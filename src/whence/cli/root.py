@@ -12,9 +12,14 @@ except ImportError as error:
     ) from error
 
 import whence
+from whence.cli.compare import compare_checkpoints
+from whence.cli.criteria import criteria
 from whence.cli.demo import demo
 from whence.cli.explain import explain
+from whence.cli.inspect import inspect
 from whence.cli.methods import methods
+from whence.cli.params import params
+from whence.cli.report import report
 
 # Plain help and errors: they stay greppable, and an error's last line says all of it.
 app = typer.Typer(
@@ -28,6 +33,11 @@ app = typer.Typer(
 app.command()(methods)
 app.command()(explain)
 app.command()(demo)
+app.command()(criteria)
+app.command()(params)
+app.command()(inspect)
+app.command()(compare_checkpoints)
+app.command()(report)
 
 
 def _version(wanted: bool) -> bool:

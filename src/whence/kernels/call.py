@@ -72,7 +72,7 @@ def as_call(
         q.dtype == k.dtype == v.dtype,
         f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}.",
     )
-    require(0.0 <= dropout < 1.0, f"dropout must be in [0, 1), got {dropout}.")
+    require(0.0 <= dropout < 1.0, lambda: f"dropout must be in [0, 1), got {dropout}.")
     if q_start is None:
         q_start = n_k - n_q
     terms = Terms() if bias is None else bias.terms()
@@ -101,8 +101,10 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
         fits = shape[0] in (1, b) and shape[1] in (1, h) and shape[2] in (1, n_q)
         require(
             fits,
-            f"bias band must be [1 or {b}, 1 or {h}, 1 or {n_q}, lag] for this call, got {shape}. "
-            "Was the method built for another number of heads?",
+            lambda: (
+                f"bias band must be [1 or {b}, 1 or {h}, 1 or {n_q}, lag] for this call, got "
+                f"{shape}. Was the method built for another number of heads?"
+            ),
         )
         if n_q and n_k:
             terms.lag.check(-(q_start + n_q - 1), n_k - 1 - q_start)
@@ -115,8 +117,10 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
         )
         require(
             fits,
-            f"low-rank bias must be [1 or {b}, 1 or {h}, {n_q} and {n_k}, r] for this call, got "
-            f"{tuple(u.shape)} and {tuple(w.shape)}.",
+            lambda: (
+                f"low-rank bias must be [1 or {b}, 1 or {h}, {n_q} and {n_k}, r] for this call, "
+                f"got {tuple(u.shape)} and {tuple(w.shape)}."
+            ),
         )
     for term in terms.dense:
         made = (len(term.q_pos), len(term.k_pos))

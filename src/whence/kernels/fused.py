@@ -1,21 +1,94 @@
-"""The place of the fused Triton kernels: it refuses every call until they are there."""
+"""The fused backend: Triton kernels in one pass, linear memory, gradients in a fixed order."""
 
+import functools
+import importlib.util
+import os
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from whence.kernels.call import AttentionCall
+from whence.lag import LagBias
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 def refuse(call: AttentionCall) -> str | None:
     """Why this backend cannot run the call, or None."""
-    return "is not built into this version: take backend='auto'."
+    if call.q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"runs on an NVIDIA GPU, got {call.q.device.type}. Take backend='sdpa'."
+    if not _has_triton():
+        return "needs Triton, which is not installed. Take backend='sdpa'."
+    if call.q.dtype not in (torch.float32, *HALF):
+        return f"has no kernels for {call.q.dtype}. Take backend='sdpa'."
+    if max(call.q.shape[-1], call.v.shape[-1]) > 256:
+        return f"has kernels for heads of at most 256, got {call.q.shape[-1]}. Take backend='sdpa'."
+    if call.dense:
+        return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
+    if call.sight.mask is not None and call.sight.mask.pairs is not None:
+        return "takes padding and packed masks, not a mask of every pair. Take backend='sdpa'."
+    if call.lag is not None and call.lag.band.dtype == torch.float64:
+        return "keeps a bias in float32, got float64. Take backend='sdpa'."
+    if min(call.sight.n_q, call.sight.n_k) == 0:
+        return "needs at least one query and one key. Take backend='sdpa'."
+    return None
 
 
 def note(call: AttentionCall) -> str:
     """What `explain` says of it."""
-    return "one pass on the GPU, linear memory"
+    if call.lag is not None and call.lag.band.shape[2] == 1:
+        return "one pass, linear memory; the band's gradient by block-diagonals, no atomics"
+    return "one pass, linear memory; no atomics"
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
-    """Never reached: `refuse` comes first."""
-    raise ValueError(refuse(call))
+    """The operator, with the call's parts as it wants them."""
+    from whence.kernels.fused_op import lag_attention
+    from whence.kernels.triton_launch import Inputs, Numbers
+
+    sight, mask = call.sight, call.sight.mask
+    before, after = (-1 if limit is None else limit for limit in sight.window)
+    after = 0 if sight.causal else after
+    keys, q_segment, k_segment = None, None, None
+    if mask is not None:
+        keys = None if mask.keys is None else mask.keys.to(torch.uint8).contiguous()
+        if mask.segments is not None:
+            q_segment, k_segment = (x.to(torch.int32).contiguous() for x in mask.segments)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+    band, extent, tails, slopes = _lag_parts(call.lag, q.device)
+    seed = None
+    if call.dropout:
+        seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
+    table = None if call.values is None else call.values.table.float()
+    inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
+    numbers = Numbers(float(call.scale), sight.q_start, before, after, call.dropout, slopes)
+    return lag_attention(q, k, v, inputs, numbers)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _lag_parts(
+    lag: LagBias | None, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, bool]:
+    """band, extent, tails [4, b|1, h|1, q|1] and whether any tail slopes."""
+    if lag is None:
+        return None, None, None, False
+    band = lag.band.float()
+    band = band if band.stride(-1) == 1 else band.contiguous()
+    lines = [x for tail in (lag.left, lag.right) if tail for x in (tail.const, tail.slope)]
+    if all(x is None for x in lines):
+        extent = lag.extent
+        if extent is not None:
+            h = lag.band.shape[1]
+            extent = extent.expand(h).to(torch.int32).contiguous()
+        return band, extent, None, False
+    zero = torch.zeros(1, 1, 1, device=device)
+    shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
+    tails = torch.stack([(zero if x is None else x.float()).expand(shape) for x in lines])
+    slopes = any(tail.slope is not None for tail in (lag.left, lag.right) if tail)
+    # With tails the extent would send part of the band's gradient to them: look all of it up.
+    return band, None, tails, slopes

@@ -117,10 +117,17 @@ def as_mask(mask: Mask | Tensor | None, b: int, h: int, n_q: int, n_k: int) -> M
     }
     for name, (tensor, sizes) in wanted.items():
         if tensor is not None:
-            shape = tuple(tensor.shape)
-            fits = len(shape) == len(sizes) and all(
-                n in allowed for n, allowed in zip(shape, sizes, strict=True)
-            )
-            form = ", ".join("|".join(map(str, allowed)) for allowed in sizes)
-            require(fits, f"mask {name} must have shape [{form}] for this call, got {shape}.")
+            _check(name, tuple(tensor.shape), sizes)
     return mask
+
+
+def _check(name: str, shape: tuple[int, ...], sizes: tuple[tuple[int, ...], ...]) -> None:
+    fits = len(shape) == len(sizes) and all(
+        n in allowed for n, allowed in zip(shape, sizes, strict=True)
+    )
+
+    def message() -> str:
+        form = ", ".join("|".join(map(str, allowed)) for allowed in sizes)
+        return f"mask {name} must have shape [{form}] for this call, got {shape}."
+
+    require(fits, message)

@@ -103,6 +103,8 @@ def _blocked(call: AttentionCall) -> Tensor:
     sight, table = call.sight, None if call.values is None else call.values.table
     reach = max(lag.reach, 0 if call.values is None else call.values.reach)
     left, right = lag.left or Line(), lag.right or Line()
+    # A view each: torch.compile refuses one tensor given twice, and ALiBi's tails are one line.
+    tails = (left.const, left.slope, right.const, right.slope)
     plan = Plan(
         sight,
         call.scale,
@@ -118,10 +120,7 @@ def _blocked(call: AttentionCall) -> Tensor:
         call.k,
         call.v,
         lag.band,
-        left.const,
-        left.slope,
-        right.const,
-        right.slope,
+        *(None if x is None else x.view_as(x) for x in tails),
         table,
     )
     return out

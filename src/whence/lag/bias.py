@@ -42,8 +42,10 @@ class LagBias(Bias):
         )
         require(
             shape[-1] % 2 == 1,
-            f"LagBias.band needs an odd last axis (lags -reach..reach), got {shape[-1]} "
-            f"in shape {shape}. Build it with LagBias.from_function.",
+            lambda: (
+                f"LagBias.band needs an odd last axis (lags -reach..reach), got {shape[-1]} "
+                f"in shape {shape}. Build it with LagBias.from_function."
+            ),
         )
         require(
             (self.left is None) == (self.right is None),
@@ -100,8 +102,10 @@ class LagBias(Bias):
         b, h, q, _ = self.band.shape
         require(
             q in (1, len(q_pos)),
-            f"this LagBias has a band for each of {q} queries, got {len(q_pos)} query positions. "
-            "Take the rows you need with bias.rows(start, stop).",
+            lambda: (
+                f"this LagBias has a band for each of {q} queries, got {len(q_pos)} query "
+                "positions. Take the rows you need with bias.rows(start, stop)."
+            ),
         )
         index = lag.clamp(-self.reach, self.reach) + self.reach
         if q == 1:
@@ -125,14 +129,20 @@ class LagBias(Bias):
         worst = max(-smallest, largest)
         require(
             self.left is not None or worst <= self.reach,
-            f"this LagBias knows lags -{self.reach}..{self.reach} and has no tails, got {worst}. "
-            "Build it for the longer sequence, or give it tails (LagBias.clipped, Line()).",
+            lambda: (
+                f"this LagBias knows lags -{self.reach}..{self.reach} and has no tails, got "
+                f"{worst}. Build it for the longer sequence, or give it tails "
+                "(LagBias.clipped, Line())."
+            ),
         )
 
     def widen(self, reach: int) -> "LagBias":
         """The same function with a longer band. The extent, a promise about values, stays."""
         more = reach - self.reach
-        require(more >= 0, f"cannot widen a LagBias of reach {self.reach} to {reach}: it is wider.")
+        require(
+            more >= 0,
+            lambda: f"cannot widen a LagBias of reach {self.reach} to {reach}: it is wider.",
+        )
         if more == 0:
             return self
         self.check(-reach, reach)
@@ -142,7 +152,7 @@ class LagBias(Bias):
     def narrow(self, reach: int) -> "LagBias":
         """The same function cut to a shorter band, for a reach no shorter than any extent."""
         cut = self.reach - reach
-        require(cut >= 0, f"cannot narrow a LagBias of reach {self.reach} to {reach}.")
+        require(cut >= 0, lambda: f"cannot narrow a LagBias of reach {self.reach} to {reach}.")
         return LagBias(
             self.band[..., cut : cut + 2 * reach + 1], self.left, self.right, self.extent
         )

@@ -74,8 +74,67 @@ def build(
         >>> build("tisa:kernels=5", n_heads=12, d_head=64).n_parameters()
         180
     """
+    context = _context(n_heads, d_head, d_model, max_length, causal, n_layers)
+    return _sum([instantiate(name, METHODS[name], o, context) for name, o in _named(spec)])
+
+
+def build_layers(
+    spec: str,
+    n_layers: int,
+    *,
+    n_heads: int,
+    d_head: int,
+    d_model: int | None = None,
+    max_length: int = 512,
+    causal: bool = False,
+) -> tuple[PositionMethod, list[PositionMethod]]:
+    """The method that a text names for a whole stack, and what each of its layers sees of it.
+
+    Every layer has parameters of its own, except of a part that `counts_once`: all layers see the
+    one instance, or their views of it. The owner of the stack calls `begin` on the whole and adds
+    its input term, once. A view has no parameters, so where layer 0 is not the whole itself the
+    owner registers the whole too.
+
+        >>> whole, layers = build_layers("t5+tisa", 12, n_heads=12, d_head=64)
+        >>> layers[0].parts[0] is layers[1].parts[0], layers[0].parts[1] is layers[1].parts[1]
+        (True, False)
+    """
+    context = _context(n_heads, d_head, d_model, max_length, causal, n_layers)
+    wholes, columns = [], []
+    for name, options in _named(spec):
+        cls = METHODS[name]
+        whole = instantiate(name, cls, options, context)
+        if counts_once(cls):
+            column = [whole.layer(index) for index in range(n_layers)]
+        else:
+            more = (instantiate(name, cls, options, context) for _ in range(n_layers - 1))
+            column = [whole, *more]
+        wholes.append(whole)
+        columns.append(column)
+    layers = [_sum(list(parts)) for parts in zip(*columns, strict=True)]
+    if all(whole is column[0] for whole, column in zip(wholes, columns, strict=True)):
+        return layers[0], layers
+    return _sum(wholes), layers
+
+
+def counts_once(cls: type[PositionMethod]) -> bool:
+    """Whether one instance serves all layers: it is shared, or it enters at the input only."""
+    return cls.shared_by_layers or cls.sites() == ("input",)
+
+
+def _named(spec: str) -> list[tuple[str, dict[str, str]]]:
+    parts = parse(spec)
+    for name, _ in parts:
+        require(name in METHODS, unknown("method", name, METHODS))
+    return parts
+
+
+def _context(
+    n_heads: int, d_head: int, d_model: int | None, max_length: int, causal: bool, n_layers: int
+) -> dict[str, int]:
+    """What a model tells its methods, by the names that their constructors use."""
     at_least(1, n_heads=n_heads, d_head=d_head, max_length=max_length, n_layers=n_layers)
-    context = {
+    return {
         "n_heads": n_heads,
         "d_head": d_head,
         "d_model": n_heads * d_head if d_model is None else d_model,
@@ -83,8 +142,7 @@ def build(
         "causal": causal,
         "n_layers": n_layers,
     }
-    parts = []
-    for name, options in parse(spec):
-        require(name in METHODS, unknown("method", name, METHODS))
-        parts.append(instantiate(name, METHODS[name], options, context))
+
+
+def _sum(parts: list[PositionMethod]) -> PositionMethod:
     return parts[0] if len(parts) == 1 else Sum(*parts)

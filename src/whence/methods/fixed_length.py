@@ -9,10 +9,15 @@ from whence.method import span
 def within(max_length: int, name: str, *positions: Tensor) -> None:
     """Raise unless all are in 0..max_length - 1; off the CPU only their number is known."""
     for pos in positions:
-        first, last = span(pos)
-        require(
-            first >= 0 and last < max_length,
+        _within(max_length, name, *span(pos))
+
+
+def _within(max_length: int, name: str, first: int, last: int) -> None:
+    require(
+        first >= 0 and last < max_length,
+        lambda: (
             f"{name} knows positions 0..{max_length - 1} (max_length={max_length}), got position "
             f"{first if first < 0 else last}. Build it with a larger max_length, shorten the "
-            "input, or take a method without a fixed length, such as 'tisa' or 't5'.",
-        )
+            "input, or take a method without a fixed length, such as 'tisa' or 't5'."
+        ),
+    )

@@ -1,5 +1,7 @@
 """TISA (Wennberg & Henter, 2021): a learned sum of Gaussians of the lag, added to the logits."""
 
+import functools
+import importlib.util
 import math
 
 import torch
@@ -72,12 +74,11 @@ class Tisa(PositionMethod):
         A parameter that is NaN, or a kernel of endless width, gives `longest`: nothing is cut off.
         """
         _, sharpness, offset = self._exact()
-        finfo = torch.finfo(offset.dtype)
-        underflow = 2 - math.log(finfo.smallest_normal * finfo.eps)  # exp(-underflow) == 0
+        underflow = _underflow(offset.dtype)
         with torch.no_grad():
             half_width = (underflow / sharpness.abs()).sqrt()
             far = self.offset.abs() + half_width + 0 * self.amplitude  # NaN if that is not finite
-            far = torch.nan_to_num(far, nan=longest, posinf=longest)
+            far = far.masked_fill(far.isnan(), float("inf"))
             return far.amax(dim=1).ceil().clamp(0, longest).long()
 
     def score_term(
@@ -91,6 +92,13 @@ class Tisa(PositionMethod):
         """One band for all queries, zero beyond it."""
         longest = longest_lag(q_pos, k_pos)
         reach = longest if self.reach is None else min(self.reach, longest)
+        if self.offset.is_cuda and not torch.compiler.is_compiling() and _has_triton():
+            from whence.methods.tisa_kernel import TisaCurve
+
+            band, extent = TisaCurve.apply(  # type: ignore[no-untyped-call]
+                self.amplitude, self.sharpness, self.offset, reach, _underflow(torch.float32)
+            )
+            return LagBias(band[None, :, None], Line(), Line(), extent)
         return LagBias.from_function(
             self.curve,
             reach,
@@ -99,3 +107,14 @@ class Tisa(PositionMethod):
             extent=self.extent(reach),
             device=self.offset.device,
         )
+
+
+def _underflow(dtype: torch.dtype) -> float:
+    """The x from which exp(-x) is exactly 0."""
+    finfo = torch.finfo(dtype)
+    return 2 - math.log(finfo.smallest_normal * finfo.eps)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

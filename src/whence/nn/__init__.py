@@ -1,5 +1,16 @@
-"""Layers with a positional method."""
+"""Layers with a positional method: attention, encoder and decoder, as in torch.nn."""
 
-from whence.nn.positioned import positioned_attention
+from whence.nn.attention import MultiheadAttention
+from whence.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
+from whence.nn.positioned import positioned_attention, positioned_weights
+from whence.nn.stacks import TransformerDecoder, TransformerEncoder
 
-__all__ = ["positioned_attention"]
+__all__ = [
+    "MultiheadAttention",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "positioned_attention",
+    "positioned_weights",
+]

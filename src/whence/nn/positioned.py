@@ -1,10 +1,13 @@
 """One attention with one positional method: every site that attention has, in the right order."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from whence.kernels import Mask, attend
+from whence.kernels.call import as_call
+from whence.kernels.reference import weights_of
+from whence.lag import Bias
 from whence.method import Content, PositionMethod
 
 
@@ -16,6 +19,7 @@ def positioned_attention(
     *,
     x_q: Float[Tensor, "b q d_model"] | None = None,
     x_k: Float[Tensor, "b k d_model"] | None = None,
+    bias: Bias | None = None,
     mask: Mask | Tensor | None = None,
     causal: bool = False,
     window: int | tuple[int | None, int | None] | None = None,
@@ -28,25 +32,18 @@ def positioned_attention(
     """`attend` with the heads, score, value and replace sites of a method filled in.
 
     The first key stands at position k_start and query row i at k_start + q_start + i; q_start is
-    n_k - n_q unless given. x_q and x_k, the layer's inputs, are for methods that look at content.
+    n_k - n_q unless given. x_q and x_k, the layer's inputs, are for methods that look at content;
+    a `bias` that is no part of the method is added to the logits as well.
     The input site is not here: what a method adds to the embedding was added before q, k and v.
     """
-    n_q, n_k = q.shape[2], k.shape[2]
-    q_start = n_k - n_q if q_start is None else q_start
-    k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
-    q_pos = torch.arange(k_start + q_start, k_start + q_start + n_q, device=q.device)
-    content = Content(x_q, x_k, k)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    bias = position.logits(q, q_pos, k_pos, content=content)
-    if bias is None:
-        bias = position.score_term(q, q_pos, k_pos, content=content)
-    else:
-        scale = 0.0
+    q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
+    q_pos, k_pos = _positions(q, k, k_start, q_start)
+    term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
     return attend(
         position.query_heads(q, q_pos),
         position.key_heads(k, k_pos),
         position.value_heads(v, k_pos),
-        bias=bias,
+        bias=term,
         values=position.value_term(q_pos, k_pos),
         mask=mask,
         causal=causal,
@@ -56,3 +53,68 @@ def positioned_attention(
         q_start=q_start,
         backend=backend,
     )
+
+
+def positioned_weights(
+    position: PositionMethod,
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b h_kv k d"],
+    *,
+    x_q: Float[Tensor, "b q d_model"] | None = None,
+    x_k: Float[Tensor, "b k d_model"] | None = None,
+    bias: Bias | None = None,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    k_start: int = 0,
+    q_start: int | None = None,
+) -> Float[Tensor, "b h q k"]:
+    """The attention weights of the same call, before dropout: n x n numbers for every head."""
+    q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
+    q_pos, k_pos = _positions(q, k, k_start, q_start)
+    term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
+    key = position.key_heads(k, k_pos)
+    call = as_call(
+        position.query_heads(q, q_pos),
+        key,
+        key,  # in place of the values, which the weights do not depend on
+        bias=term,
+        values=None,
+        mask=mask,
+        causal=causal,
+        window=window,
+        scale=scale,
+        dropout=0.0,
+        q_start=q_start,
+    )
+    return weights_of(call.with_kv_heads_expanded(), slice(0, q.shape[2])).to(q.dtype)
+
+
+def _positions(
+    q: Float[Tensor, "b h q d"], k: Float[Tensor, "b h_kv k d"], k_start: int, q_start: int
+) -> tuple[Int[Tensor, " q"], Int[Tensor, " k"]]:
+    first, n_q, n_k = k_start + q_start, q.shape[2], k.shape[2]
+    q_pos = torch.arange(first, first + n_q, device=q.device)
+    return q_pos, torch.arange(k_start, k_start + n_k, device=q.device)
+
+
+def _logit_term(
+    position: PositionMethod,
+    q: Float[Tensor, "b h q d"],
+    q_pos: Int[Tensor, " q"],
+    k_pos: Int[Tensor, " k"],
+    content: Content,
+    extra: Bias | None,
+    scale: float | None,
+) -> tuple[Bias | None, float]:
+    """What is added to scale * q.k, and the scale: 0 where a method replaces q.k."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    term = position.logits(q, q_pos, k_pos, content=content)
+    if term is None:
+        term = position.score_term(q, q_pos, k_pos, content=content)
+    else:
+        scale = 0.0
+    if term is None or extra is None:
+        return extra if term is None else term, scale
+    return term + extra, scale

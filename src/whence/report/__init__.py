@@ -1,6 +1,35 @@
-"""Figures from results: nothing here computes what it draws."""
+"""Figures and pages from results: nothing here computes what it draws."""
 
+from whence.report.components import draw_components
+from whence.report.fits import draw_fits
+from whence.report.folder import Results, read_folder, write_folder
+from whence.report.heads import draw_head_curves, draw_head_matrices
+from whence.report.heat_maps import draw_heat_maps
 from whence.report.lag_curves import draw_lag_curves
-from whence.report.saved import save_png
+from whence.report.page import make_page, save_page
+from whence.report.profiles import draw_profiles
+from whence.report.saved import save_figure, save_png
+from whence.report.series import draw_scores, draw_steps
+from whence.report.telling import telling
+from whence.report.windows import draw_windows
 
-__all__ = ["draw_lag_curves", "save_png"]
+__all__ = [
+    "Results",
+    "draw_components",
+    "draw_fits",
+    "draw_head_curves",
+    "draw_head_matrices",
+    "draw_heat_maps",
+    "draw_lag_curves",
+    "draw_profiles",
+    "draw_scores",
+    "draw_steps",
+    "draw_windows",
+    "make_page",
+    "read_folder",
+    "save_figure",
+    "save_page",
+    "save_png",
+    "telling",
+    "write_folder",
+]

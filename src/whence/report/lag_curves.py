@@ -15,8 +15,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis import LagCurves
 from whence.checks import require
+from whence.report.ink import AXIS, FAINT, GRID, INK, SPREAD
 
-INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
 TITLE = "What each method tells attention about position, before any training"
 HEADER = 0.78  # inches kept free above the panels
 

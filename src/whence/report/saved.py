@@ -1,29 +1,52 @@
-"""A figure on disk, whole or not at all."""
+"""A figure, or any other bytes, on disk: whole or not at all."""
 
 import os
 import tempfile
 from io import BytesIO
 from pathlib import Path
 
+import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
+from whence.checks import one_of
+
+FORMATS = ("png", "svg", "pdf")
+
+
+def save_figure(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
+    """Write a PNG, SVG or PDF, as the path's ending says; equal figures make equal files."""
+    kind = path.suffix.removeprefix(".").lower()
+    one_of("format of a figure", kind, FORMATS)
+    if kind == "png":
+        return save_png(figure, path, dpi=dpi)
+    drawn = BytesIO()
+    no_date = {"Date": None} if kind == "svg" else {"CreationDate": None}
+    with matplotlib.rc_context({"svg.hashsalt": "whence", "svg.fonttype": "none"}):
+        figure.savefig(drawn, format=kind, dpi=dpi, metadata=no_date)
+    return save_bytes(drawn.getvalue(), path)
+
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
-    """Write the figure under a temporary name beside `path`, then rename it: no reader sees half.
-
-    The folder is made if it is missing. A palette of 256 colours makes the file a third as large;
-    no software version goes in: equal figures, equal files.
-    """
-    drawn = BytesIO()
+    """A palette of 256 colours makes the file a third as large; no software version goes in."""
+    drawn, packed = BytesIO(), BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
     image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image.save(packed, format="PNG", optimize=True)
+    return save_bytes(packed.getvalue(), path)
+
+
+def save_bytes(content: bytes, path: Path) -> Path:
+    """Write under a temporary name beside `path`, then rename it: no reader sees half.
+
+    The folder is made if it is missing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=".png", prefix=f".{path.stem}-", dir=path.parent)
+    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            image.save(file, format="PNG", optimize=True)
+            file.write(content)
         temporary.chmod(0o644)  # mkstemp's files are for their owner alone
         temporary.replace(path)
     finally:

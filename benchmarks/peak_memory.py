@@ -1,0 +1,67 @@
+"""The peak memory of one step in a process of its own.
+
+Not `ru_maxrss`: it starts at the resident size of the process that did the fork, and cannot be set
+back after imports. Linux keeps a high-water mark that can be (VmHWM, through clear_refs).
+malloc is told to give every block of 64 KiB or more straight back to the system, so that what an
+earlier, freed block left in the heap hides nothing, and what counts is what is alive at one time.
+"""
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from contenders import Setting, Step
+
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_MMAP_MAX_": "1000000",
+    "MALLOC_ARENA_MAX": "1",
+}
+TINY = 64  # tokens of the warm-up: libraries are loaded and threads started, little is allocated
+
+
+def resident(field: str = "VmRSS") -> int:
+    """Bytes of this process in memory now, or at the most ("VmHWM")."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/self/status has no {field}; memory can be measured on Linux alone.")
+
+
+def peak_here(setting: Setting, group: str, contender: str, n: int) -> int:
+    """Bytes that a step takes at its peak beyond its inputs, measured in this very process."""
+    torch.set_num_threads(setting.threads)
+    Step(setting, group, TINY).run(contender)
+    step = Step(setting, group, n)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident()
+    step.run(contender)
+    return resident("VmHWM") - before
+
+
+def peak_in_fresh_process(command: list[str]) -> int | None:
+    """What a command that ends in `peak_here` prints; None where the system killed it."""
+    done = subprocess.run(
+        [sys.executable, *command], env=os.environ | MALLOC, capture_output=True, text=True
+    )
+    if done.returncode < 0:
+        return None
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    return int(done.stdout.split()[-1])
+
+
+def available() -> int:
+    """Bytes that the machine can still give."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("/proc/meminfo has no MemAvailable; memory can be measured on Linux alone.")

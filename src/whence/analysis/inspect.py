@@ -1,0 +1,192 @@
+"""Everything the instruments say about one model: its table, its heads, their fits, its profile."""
+
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from whence.analysis.checkpoint import Progress, open_checkpoint
+from whence.analysis.families import AlibiBias, DebertaBias, RopeBias, T5Bias
+from whence.analysis.heads import head_reports
+from whence.analysis.reading import Reader, read
+from whence.analysis.relative import relative_reports
+from whence.analysis.results import (
+    HeadFits,
+    HeadReport,
+    Inspection,
+    LagProfile,
+    ModelFacts,
+    TableReport,
+)
+from whence.analysis.toeplitz import table_report
+from whence.checks import require
+
+RULES = {T5Bias: "t5 bias", AlibiBias: "alibi", DebertaBias: "deberta relative", RopeBias: "rope"}
+PACKAGES = ("whence", "torch", "numpy", "scipy", "safetensors")
+
+
+def inspect(
+    name_or_folder: str | Path,
+    *,
+    layer: int = 0,
+    biases: bool = False,
+    stack: str | None = None,
+    text: str | None = None,
+    fit: bool = True,
+    profiles: bool | None = None,
+    allow_pickle: bool = False,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Read a model's files, by folder or hub name, and measure what it knows about position.
+
+    `stack` is "encoder" (the first, and so the default) or "decoder" of a model that has both.
+    `profiles` builds the model and runs text through it to measure its logits by lag: True always,
+    False never, None where the weights alone do not tell (no table, a deeper layer, or a `text`
+    of one's own), and then a model that cannot be run gets a note instead of an error.
+    progress(what, share) is called as the work goes on, share being of all of it.
+    """
+    step = _Steps(progress)
+    checkpoint = open_checkpoint(name_or_folder, allow_pickle=allow_pickle)
+    reader = read(checkpoint, stack=stack)
+    reader.check_layer(layer)
+    reader.projections(layer)  # a model without attention stops here, before any long work
+    table, heads, relative, notes = inspect_table_and_heads(
+        reader, layer=layer, biases=biases, progress=step.within(0.0, 0.3)
+    )
+    sha256 = checkpoint.sha256(step.within(0.3, 0.4))
+    fits = _fits(heads or relative, step.within(0.4, 0.8)) if fit else ()
+    if fit and heads and relative:
+        notes.append("the fits are of the positional attention, not of the curves stated by rule")
+    wanted = profiles or text is not None
+    measured: tuple[LagProfile, ...] = ()
+    if wanted or (profiles is None and (table is None or layer > 0)):
+        try:
+            measured = _profiles(reader, layer, text, step.within(0.8, 1.0), notes)
+        except (ImportError, ValueError, OSError) as error:
+            if wanted:
+                raise
+            notes.append(f"no measured lag profile: {' '.join(str(error).split())}")
+    step.within(0.8, 1.0)("done", 1.0)
+    return Inspection(
+        model=_facts(reader, table, sha256),
+        table=table,
+        heads=heads,
+        relative=relative,
+        profiles=measured,
+        fits=fits,
+        notes=tuple(notes),
+        versions=_versions(),
+    )
+
+
+def inspect_table_and_heads(
+    reader: Reader, *, layer: int = 0, biases: bool = False, progress: Progress | None = None
+) -> tuple[TableReport | None, tuple[HeadReport, ...], tuple[HeadReport, ...], list[str]]:
+    """What the weights alone tell: the table, the heads' F, the stated curves, and notes."""
+    say = progress or (lambda what, share: None)
+    say("position table", 0.0)
+    vectors, report, notes = reader.table(), None, _notes(reader)
+    heads: tuple[HeadReport, ...] = ()
+    if vectors is not None:
+        n, d = vectors.shape
+        projected = reader.projection() is not None
+        space = f"{d} dimensions" + (f", before the projection to {reader.d_model}" * projected)
+        report = table_report(vectors, space=space, rows=reader.rows(n))
+        say("positional attention of the heads", 0.6)
+        heads = head_reports(reader, layer=layer, biases=biases)
+        notes += _head_notes(reader, layer, biases)
+    say("curves that the model states", 0.9)
+    relative = relative_reports(reader, layer=layer)
+    if relative and relative[0].with_biases:
+        notes.append("the stated curves are what the biases b_Q and b_K make without any content")
+    return report, heads, relative, notes
+
+
+def _notes(reader: Reader) -> list[str]:
+    others = [one.name for one in reader.family.stacks if one.name != reader.stack.name]
+    if not others:
+        return []
+    return [f"this is the {reader.stack.name}; ask for the {others[0]} with stack={others[0]!r}"]
+
+
+def _head_notes(reader: Reader, layer: int, biases: bool) -> list[str]:
+    added = "with" if biases else "without"
+    notes = [
+        f"F is made {added} the biases of the projections, from the table as stored: the LayerNorm "
+        "between the two depends on the content and is left out, so logits have no absolute scale"
+    ]
+    if layer > 0:
+        notes.append(
+            f"F of layer {layer} reads the table through that layer's weights, as if the layers "
+            "before it passed it on unchanged"
+        )
+    if reader.stack.causal:
+        notes.append("the model is causal: curves and R^2 of its heads are of the lags <= 0 alone")
+    return notes
+
+
+def _facts(reader: Reader, table: TableReport | None, sha256: str) -> ModelFacts:
+    parts = ["table"] if table is not None else []
+    if reader.stack.relative is not None:
+        parts.append(RULES[type(reader.stack.relative)])
+    return ModelFacts(
+        name=reader.checkpoint.name,
+        family=reader.family.name,
+        position=" + ".join(parts),
+        n_layers=reader.n_layers,
+        n_heads=reader.n_heads,
+        d_model=reader.d_model,
+        d_head=reader.d_head,
+        n_positions=None if table is None else len(table.gram),
+        sha256=sha256,
+    )
+
+
+def _fits(heads: tuple[HeadReport, ...], progress: Progress) -> tuple[HeadFits, ...]:
+    from whence.analysis.fit import fit_heads
+
+    def done(some: int, every: int) -> None:
+        progress("TISA fitted to the curves", some / every)
+
+    done(0, 1)
+    return fit_heads(heads, progress=done)
+
+
+def _profiles(
+    reader: Reader, layer: int, text: str | None, progress: Progress, notes: list[str]
+) -> tuple[LagProfile, ...]:
+    from whence.analysis.profile import lag_profiles
+
+    require(
+        reader.stack.name != "decoder",
+        f"the logits of the decoder of {reader.checkpoint.name} depend on what its encoder reads; "
+        "profiles are measured on the encoder.",
+    )
+
+    def done(some: int, every: int) -> None:
+        progress("logits of real text", some / every)
+
+    done(0, 1)
+    return lag_profiles(
+        reader.checkpoint.folder, layers=(layer,), text=text, progress=done, note=notes.append
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES}}
+
+
+class _Steps:
+    """Shares of parts made shares of the whole."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+
+    def within(self, start: float, stop: float) -> Callable[[str, float], None]:
+        """The callback of a part that takes start..stop of all the work."""
+
+        def say(what: str, share: float) -> None:
+            if self.progress is not None:
+                self.progress(what, start + (stop - start) * share)
+
+        return say

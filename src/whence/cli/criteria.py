@@ -1,0 +1,78 @@
+"""`whence criteria`: Table 1 of the slides, measured on the code, beside the slides' ticks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from whence.cli.errors import one_line_errors
+from whence.cli.specs import read_specs
+
+if TYPE_CHECKING:
+    from whence.analysis.criteria import CriteriaReport, Criterion
+
+MARKS = {True: "✓", False: "✗", None: "-"}
+
+
+def criteria(
+    methods: Annotated[
+        str | None, typer.Option(help="For example tisa,shaw:clip=8; all unless given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the results to this JSON file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure the six criteria of Table 1 on every method, and say where the slides differ."""
+    with one_line_errors():
+        from whence.analysis.criteria import criteria as measure  # NumPy is an extra
+
+        specs = read_specs(methods)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work
+        console = Console(stderr=True)
+        quiet = not console.is_terminal
+        report = measure(track(specs, "measuring", console=console, transient=True, disable=quiet))
+        if out is not None:
+            report.save(out)
+    for method, needs in report.left_out.items():
+        typer.echo(f"whence: left out {method}: {needs}", err=True)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        _print(report)
+
+
+def _print(report: "CriteriaReport") -> None:
+    console = Console(markup=False, highlight=False)
+    table = Table(box=box.SIMPLE)
+    table.add_column("method", no_wrap=True)
+    for name in report.rules:
+        table.add_column(name)
+    table.add_column("time", justify="right", no_wrap=True)
+    for row in report.rows:
+        cells = [_cell(cell) for cell in row.criteria]
+        table.add_row(row.method, *cells, f"{row.time:.1f}x")
+    console.print(table)
+    console.print("In brackets what the slides say, and ! where it differs.\n")
+    for name, rule in report.rules.items():
+        console.print(f"{name}: {rule}")
+    console.print(
+        "time: of attention with it, over attention without position, on one thread here."
+    )
+    differences = report.differences()
+    if differences:
+        console.print("\nWhere the slides say otherwise:")
+    for method, cell in differences:
+        console.print(f"  {method}, {cell.name}: {cell.why}")
+
+
+def _cell(cell: "Criterion") -> str:
+    shown = f"{MARKS[cell.verdict]} {cell.text}"
+    if cell.slides is None:
+        return shown
+    return f"{shown} ({MARKS[cell.slides]}{'!' if cell.differs else ''})"

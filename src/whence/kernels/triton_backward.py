@@ -1,0 +1,596 @@
+"""The backward kernels: keys and values by blocks of keys, queries and per-query terms by rows.
+
+No atomics: every number is summed by one program in a fixed order.
+"""
+
+import triton
+import triton.language as tl
+
+from whence.kernels.triton_tile import (
+    LOG2E,
+    bias_at,
+    kept,
+    load_rows,
+    near_range,
+    visible,
+    whole_blocks,
+)
+
+
+@triton.jit
+def weights_and_slopes(
+    q,
+    k,
+    v,
+    d_out,
+    lse,
+    delta,
+    row,
+    col,
+    band_ptr,
+    tails_ptr,
+    keys_ptr,
+    q_segment,
+    k_segment_ptr,
+    d_mass_ptr,
+    seed,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    value_reach,
+    before,
+    after,
+    scale2,
+    dropout,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_q,
+    REGION: tl.constexpr,
+    BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
+    EVEN: tl.constexpr,  # no tile hangs over the last row or key
+    BAND: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The weights that met the values, the weights, and the logits' gradient, of one tile.
+
+    q, d_out are [m, d] and k, v [n, d]; lse, delta, row and col broadcast to the tile.
+    """
+    if BY_KEYS:
+        logits = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale2
+        d_weights = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)
+    else:
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
+        d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+    if BAND and (TAILS or REGION == 1):
+        logits += bias_at(
+            band_ptr,
+            tails_ptr,
+            row,
+            col,
+            n_q,
+            q_start,
+            reach,
+            stride_band_q,
+            stride_tail_kind,
+            stride_tail_q,
+            REGION,
+            TAILS,
+            SLOPES,
+        )
+    weights = tl.exp2(logits - lse)
+    if KEYS or SEGMENTS or not EVEN or (BEFORE and REGION < 2) or (AFTER and REGION > 0):
+        seen = visible(
+            row,
+            col,
+            n_k,
+            q_start,
+            before,
+            after,
+            keys_ptr,
+            q_segment,
+            k_segment_ptr,
+            BEFORE,
+            AFTER,
+            KEYS,
+            SEGMENTS,
+        )
+        weights = tl.where(seen & (row < n_q), weights, 0.0)
+    if VALUES:
+        lag = col - (row + q_start)
+        bucket = tl.minimum(tl.maximum(lag, -value_reach), value_reach) + value_reach
+        place = row.to(tl.int64) * (2 * value_reach + 1) + bucket
+        d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
+    met = weights
+    if DROPOUT:
+        keep = kept(seed, row, col, n_k, dropout)
+        met = weights * keep
+        d_weights = d_weights * keep
+    return met, weights, weights * (d_weights - delta)
+
+
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+def key_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    d_out_ptr,
+    lse_ptr,
+    delta_ptr,
+    d_k_ptr,
+    d_v_ptr,
+    band_ptr,
+    extent_ptr,
+    tails_ptr,
+    keys_ptr,
+    q_segment_ptr,
+    k_segment_ptr,
+    seed_ptr,
+    d_mass_ptr,
+    stride_q_b,
+    stride_q_h,
+    stride_q_n,
+    stride_k_b,
+    stride_k_h,
+    stride_k_n,
+    stride_v_b,
+    stride_v_h,
+    stride_v_n,
+    stride_o_b,
+    stride_o_h,
+    stride_o_n,
+    stride_band_b,
+    stride_band_h,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_b,
+    stride_tail_h,
+    stride_tail_q,
+    stride_keys_b,
+    stride_qs_b,
+    stride_ks_b,
+    n_heads,
+    groups,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    value_reach,
+    before,
+    after,
+    scale,
+    dropout,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BAND: tl.constexpr,
+    EXTENT: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dK and dV of one block of keys of one key head: all query heads of its group in turn."""
+    block = tl.program_id(0)
+    bkv = tl.program_id(1).to(tl.int64)
+    n_kv = n_heads // groups
+    b = bkv // n_kv
+    h_kv = bkv % n_kv
+    cols = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = cols.to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    on_k = (cols < n_k)[:, None] & (d < D)[None, :]
+    on_v = (cols < n_k)[:, None] & (d_v < D_V)[None, :]
+    k = tl.load(
+        k_ptr + b * stride_k_b + h_kv * stride_k_h + column[:, None] * stride_k_n + d[None, :],
+        mask=on_k,
+        other=0.0,
+    )
+    v = tl.load(
+        v_ptr + b * stride_v_b + h_kv * stride_v_h + column[:, None] * stride_v_n + d_v[None, :],
+        mask=on_v,
+        other=0.0,
+    )
+    if KEYS:
+        keys_ptr += b * stride_keys_b
+    if SEGMENTS:
+        q_segment_ptr += b * stride_qs_b
+        k_segment_ptr += b * stride_ks_b
+    # Rows whose window holds some key of this block: lag = key - position in -before..after.
+    first = block * BLOCK_N - q_start
+    last = tl.minimum((block + 1) * BLOCK_N, n_k) - 1 - q_start
+    low, high = n_q * 0, n_q
+    if AFTER:
+        low = first - after
+    if BEFORE:
+        high = last + before + 1
+    low, high = whole_blocks(low, high, n_q, BLOCK_M)
+    d_k_sum = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
+    d_v_sum = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
+    for g in range(0, groups):
+        h = h_kv * groups + g
+        bh = b * n_heads + h
+        q_base = q_ptr + b * stride_q_b + h * stride_q_h
+        o_base = d_out_ptr + b * stride_o_b + h * stride_o_h
+        band_base = band_ptr
+        tails_base = tails_ptr
+        d_mass_base = d_mass_ptr
+        near_reach = n_q * 0
+        if BAND:
+            band_base = band_ptr + b * stride_band_b + h * stride_band_h
+            near_reach = reach
+            if EXTENT:
+                near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+        if TAILS:
+            tails_base = tails_ptr + b * stride_tail_b + h * stride_tail_h
+        if VALUES:
+            near_reach = tl.maximum(near_reach, value_reach)
+            d_mass_base = d_mass_ptr + bh * n_q * (2 * value_reach + 1)
+        seed = 0
+        if DROPOUT:
+            seed = tl.load(seed_ptr) + bh
+        near_start, near_stop = near_range(first, last, near_reach, low, high, BLOCK_M)
+        for STEP in tl.static_range(3):
+            if STEP == 0:  # rows before: these keys lie far to their right
+                start, stop = low, near_start
+            elif STEP == 1:
+                start, stop = near_start, near_stop
+            else:
+                start, stop = near_stop, high
+            for row_block in range(start, stop, BLOCK_M):
+                rows = row_block + tl.arange(0, BLOCK_M)
+                row = rows.to(tl.int64)
+                on_row = rows < n_q
+                q = load_rows(q_base, row, d, stride_q_n, n_q, D, BLOCK_D, EVEN)
+                d_out = load_rows(o_base, row, d_v, stride_o_n, n_q, D_V, BLOCK_DV, EVEN)
+                lse = tl.load(lse_ptr + bh * n_q + row, mask=on_row, other=0.0)
+                delta = tl.load(delta_ptr + bh * n_q + row, mask=on_row, other=0.0)
+                q_segment = rows
+                if SEGMENTS:
+                    q_segment = tl.load(q_segment_ptr + rows, mask=on_row, other=-2)
+                met, _, d_logits = weights_and_slopes(
+                    q,
+                    k,
+                    v,
+                    d_out,
+                    lse[None, :],
+                    delta[None, :],
+                    rows[None, :],
+                    cols[:, None],
+                    band_base,
+                    tails_base,
+                    keys_ptr,
+                    q_segment[None, :],
+                    k_segment_ptr,
+                    d_mass_base,
+                    seed,
+                    n_q,
+                    n_k,
+                    q_start,
+                    reach,
+                    value_reach,
+                    before,
+                    after,
+                    scale * LOG2E,
+                    dropout,
+                    stride_band_q,
+                    stride_tail_kind,
+                    stride_tail_q,
+                    2 - STEP,
+                    True,
+                    EVEN,
+                    BAND,
+                    TAILS,
+                    SLOPES,
+                    VALUES,
+                    BEFORE,
+                    AFTER,
+                    KEYS,
+                    SEGMENTS,
+                    DROPOUT,
+                    PRECISION,
+                )
+                d_v_sum = tl.dot(met.to(d_out.dtype), d_out, d_v_sum, input_precision=PRECISION)
+                d_k_sum = tl.dot(d_logits.to(q.dtype), q, d_k_sum, input_precision=PRECISION)
+    place = bkv * n_k + column
+    tl.store(
+        d_k_ptr + place[:, None] * D + d[None, :],
+        (d_k_sum * scale).to(d_k_ptr.dtype.element_ty),
+        mask=on_k,
+    )
+    tl.store(
+        d_v_ptr + place[:, None] * D_V + d_v[None, :],
+        d_v_sum.to(d_v_ptr.dtype.element_ty),
+        mask=on_v,
+    )
+
+
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+def query_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    d_out_ptr,
+    lse_ptr,
+    delta_ptr,
+    d_q_ptr,
+    d_band_ptr,
+    d_tails_ptr,
+    band_ptr,
+    extent_ptr,
+    tails_ptr,
+    keys_ptr,
+    q_segment_ptr,
+    k_segment_ptr,
+    seed_ptr,
+    d_mass_ptr,
+    stride_q_b,
+    stride_q_h,
+    stride_q_n,
+    stride_k_b,
+    stride_k_h,
+    stride_k_n,
+    stride_v_b,
+    stride_v_h,
+    stride_v_n,
+    stride_o_b,
+    stride_o_h,
+    stride_o_n,
+    stride_band_b,
+    stride_band_h,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_b,
+    stride_tail_h,
+    stride_tail_q,
+    stride_keys_b,
+    stride_qs_b,
+    stride_ks_b,
+    n_heads,
+    groups,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    value_reach,
+    before,
+    after,
+    scale,
+    dropout,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BAND: tl.constexpr,
+    EXTENT: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROW_BAND: tl.constexpr,  # a band for each query: its gradient is stored cell by cell
+    TAIL_SUMS: tl.constexpr,  # gradients of the tails, a sum a row
+    PRECISION: tl.constexpr,
+):
+    """dQ of one block of query rows, and the gradients of what belongs to each row."""
+    block = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // n_heads
+    h = bh % n_heads
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = rows.to(tl.int64)
+    on_row = rows < n_q
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    q = tl.load(
+        q_ptr + b * stride_q_b + h * stride_q_h + row[:, None] * stride_q_n + d[None, :],
+        mask=on_row[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
+    d_out = tl.load(
+        d_out_ptr + b * stride_o_b + h * stride_o_h + row[:, None] * stride_o_n + d_v[None, :],
+        mask=on_row[:, None] & (d_v < D_V)[None, :],
+        other=0.0,
+    )
+    lse = tl.load(lse_ptr + bh * n_q + row, mask=on_row, other=0.0)
+    delta = tl.load(delta_ptr + bh * n_q + row, mask=on_row, other=0.0)
+    k_ptr += b * stride_k_b + (h // groups) * stride_k_h
+    v_ptr += b * stride_v_b + (h // groups) * stride_v_h
+    near_reach = n_q * 0
+    if BAND:
+        band_ptr += b * stride_band_b + h * stride_band_h
+        near_reach = reach
+        if EXTENT:
+            near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+    if TAILS:
+        tails_ptr += b * stride_tail_b + h * stride_tail_h
+    if KEYS:
+        keys_ptr += b * stride_keys_b
+    q_segment = rows
+    if SEGMENTS:
+        q_segment = tl.load(q_segment_ptr + b * stride_qs_b + rows, mask=on_row, other=-2)
+        k_segment_ptr += b * stride_ks_b
+    if VALUES:
+        near_reach = tl.maximum(near_reach, value_reach)
+        d_mass_ptr += bh * n_q * (2 * value_reach + 1)
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(seed_ptr) + bh
+    first = block * BLOCK_M + q_start
+    last = tl.minimum((block + 1) * BLOCK_M, n_q) - 1 + q_start
+    low, high = n_k * 0, n_k
+    if BEFORE:
+        low = first - before
+    if AFTER:
+        high = last + after + 1
+    low, high = whole_blocks(low, high, n_k, BLOCK_N)
+    near_start, near_stop = near_range(first, last, near_reach, low, high, BLOCK_N)
+    d_q_sum = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    left_const = tl.zeros([BLOCK_M], dtype=tl.float32)
+    left_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right_const = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
+    slack = tl.zeros([BLOCK_M], dtype=tl.float32)
+    left_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    left_reach = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right_reach = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for REGION in tl.static_range(3):
+        if REGION == 0:
+            start, stop = low, near_start
+        elif REGION == 1:
+            start, stop = near_start, near_stop
+        else:
+            start, stop = near_stop, high
+        for key_block in range(start, stop, BLOCK_N):
+            cols = key_block + tl.arange(0, BLOCK_N)
+            column = cols.to(tl.int64)
+            k = load_rows(k_ptr, column, d, stride_k_n, n_k, D, BLOCK_D, EVEN)
+            v = load_rows(v_ptr, column, d_v, stride_v_n, n_k, D_V, BLOCK_DV, EVEN)
+            _, weights, d_logits = weights_and_slopes(
+                q,
+                k,
+                v,
+                d_out,
+                lse[:, None],
+                delta[:, None],
+                rows[:, None],
+                cols[None, :],
+                band_ptr,
+                tails_ptr,
+                keys_ptr,
+                q_segment[:, None],
+                k_segment_ptr,
+                d_mass_ptr,
+                seed,
+                n_q,
+                n_k,
+                q_start,
+                reach,
+                value_reach,
+                before,
+                after,
+                scale * LOG2E,
+                dropout,
+                stride_band_q,
+                stride_tail_kind,
+                stride_tail_q,
+                REGION,
+                False,
+                EVEN,
+                BAND,
+                TAILS,
+                SLOPES,
+                VALUES,
+                BEFORE,
+                AFTER,
+                KEYS,
+                SEGMENTS,
+                DROPOUT,
+                PRECISION,
+            )
+            d_q_sum = tl.dot(d_logits.to(k.dtype), k, d_q_sum, input_precision=PRECISION)
+            lag = cols[None, :] - (rows[:, None] + q_start)
+            if ROW_BAND and REGION == 1:
+                inside = (lag >= -reach) & (lag <= reach) & on_row[:, None] & (cols < n_k)[None, :]
+                place = (bh * n_q + row[:, None]) * (2 * reach + 1) + (lag + reach)
+                tl.store(d_band_ptr + place, d_logits, mask=inside)
+            if TAIL_SUMS:
+                if REGION == 0:
+                    left_const += tl.sum(d_logits, 1)
+                if REGION == 1:
+                    left_const += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
+                    right_const += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
+                if REGION == 2:
+                    right_const += tl.sum(d_logits, 1)
+            if TAIL_SUMS and SLOPES:
+                distance = tl.abs(lag).to(tl.float32)
+                left = lag < -reach
+                right = lag > reach
+                slack += tl.sum(d_logits, 1)
+                left_mass += tl.sum(tl.where(left, weights, 0.0), 1)
+                right_mass += tl.sum(tl.where(right, weights, 0.0), 1)
+                left_reach += tl.sum(tl.where(left, weights * distance, 0.0), 1)
+                right_reach += tl.sum(tl.where(right, weights * distance, 0.0), 1)
+                left_slope += tl.sum(tl.where(left, d_logits * distance, 0.0), 1)
+                right_slope += tl.sum(tl.where(right, d_logits * distance, 0.0), 1)
+    if TAIL_SUMS and SLOPES:
+        # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
+        # delta, and distances would magnify it: take it out.
+        left_const -= slack * left_mass
+        right_const -= slack * right_mass
+        left_slope -= slack * left_reach
+        right_slope -= slack * right_reach
+    place = bh * n_q + row
+    tl.store(
+        d_q_ptr + place[:, None] * D + d[None, :],
+        (d_q_sum * scale).to(d_q_ptr.dtype.element_ty),
+        mask=on_row[:, None] & (d < D)[None, :],
+    )
+    if TAIL_SUMS:
+        kind = tl.num_programs(1).to(tl.int64) * n_q
+        tl.store(d_tails_ptr + place, left_const, mask=on_row)
+        tl.store(d_tails_ptr + kind + place, left_slope, mask=on_row)
+        tl.store(d_tails_ptr + 2 * kind + place, right_const, mask=on_row)
+        tl.store(d_tails_ptr + 3 * kind + place, right_slope, mask=on_row)
+
+
+@triton.jit
+def delta_kernel(
+    out_ptr,
+    rest_ptr,
+    d_out_ptr,
+    delta_ptr,
+    stride_o_b,
+    stride_o_h,
+    stride_o_n,
+    n_heads,
+    n_q,
+    D_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """delta = rowsum(out * d_out), in float32; `rest` is what rounding took from out."""
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // n_heads
+    h = bh % n_heads
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = rows.to(tl.int64)
+    d_v = tl.arange(0, BLOCK_DV)
+    there = (rows < n_q)[:, None] & (d_v < D_V)[None, :]
+    place = (bh * n_q + row)[:, None] * D_V + d_v[None, :]
+    out = tl.load(out_ptr + place, mask=there, other=0.0).to(tl.float32)
+    if REST:
+        out += tl.load(rest_ptr + place, mask=there, other=0.0).to(tl.float32)
+    d_out = tl.load(
+        d_out_ptr + b * stride_o_b + h * stride_o_h + row[:, None] * stride_o_n + d_v[None, :],
+        mask=there,
+        other=0.0,
+    )
+    delta = tl.sum(out * d_out.to(tl.float32), 1)
+    tl.store(delta_ptr + bh * n_q + row, delta, mask=rows < n_q)

@@ -1,0 +1,352 @@
+"""The forward kernel: one pass over the keys, the bias looked up near the diagonal alone."""
+
+import triton
+import triton.language as tl
+
+from whence.kernels.triton_tile import LOG2E, bias_at, kept, near_range, visible, whole_blocks
+
+
+@triton.jit
+def _range(
+    acc,
+    top,
+    total,
+    left,
+    right,
+    q,
+    k_ptr,
+    v_ptr,
+    band_ptr,
+    tails_ptr,
+    keys_ptr,
+    q_segment,
+    k_segment_ptr,
+    near_ptr,
+    seed,
+    rows,
+    start,
+    stop,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    value_reach,
+    before,
+    after,
+    scale2,
+    dropout,
+    stride_k_n,
+    stride_v_n,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_q,
+    stride_near_q,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    REGION: tl.constexpr,  # 0 far left, 1 near, 2 far right
+    BAND: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Online softmax over keys start..stop; left and right are the mass beyond the value table."""
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    MASKED: tl.constexpr = (
+        KEYS
+        or SEGMENTS
+        or (not EVEN_N and REGION > 0)
+        or (BEFORE and REGION < 2)
+        or (AFTER and REGION > 0)
+    )
+    for block in range(start, stop, BLOCK_N):
+        cols = block + tl.arange(0, BLOCK_N)
+        column = cols.to(tl.int64)
+        if EVEN_N and D == BLOCK_D:
+            k = tl.load(k_ptr + column[None, :] * stride_k_n + d[:, None])
+        else:
+            k = tl.load(
+                k_ptr + column[None, :] * stride_k_n + d[:, None],
+                mask=(cols < n_k)[None, :] & (d < D)[:, None],
+                other=0.0,
+            )
+        logits = tl.dot(q, k, input_precision=PRECISION) * scale2
+        if BAND and (TAILS or REGION == 1):
+            logits += bias_at(
+                band_ptr,
+                tails_ptr,
+                rows[:, None],
+                cols[None, :],
+                n_q,
+                q_start,
+                reach,
+                stride_band_q,
+                stride_tail_kind,
+                stride_tail_q,
+                REGION,
+                TAILS,
+                SLOPES,
+            )
+        if MASKED:
+            seen = visible(
+                rows[:, None],
+                cols[None, :],
+                n_k,
+                q_start,
+                before,
+                after,
+                keys_ptr,
+                q_segment[:, None],
+                k_segment_ptr,
+                BEFORE,
+                AFTER,
+                KEYS,
+                SEGMENTS,
+            )
+            logits = tl.where(seen, logits, float("-inf"))
+        higher = tl.maximum(top, tl.max(logits, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(logits - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        top = higher
+        if DROPOUT:
+            weights = weights * kept(seed, rows[:, None], cols[None, :], n_k, dropout)
+        if VALUES:
+            left = left * shrink
+            right = right * shrink
+            if REGION == 0:
+                left += tl.sum(weights, 1)
+            if REGION == 2:
+                right += tl.sum(weights, 1)
+            if REGION == 1:
+                lag = cols[None, :] - (rows[:, None] + q_start)
+                left += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
+                right += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
+                inside = (lag >= -value_reach) & (lag <= value_reach) & (rows < n_q)[:, None]
+                if DROPOUT:
+                    logits = tl.where(weights > 0.0, logits, float("-inf"))
+                tl.store(
+                    near_ptr
+                    + rows.to(tl.int64)[:, None] * stride_near_q
+                    + (lag + value_reach).to(tl.int64),
+                    logits,
+                    mask=inside & (cols < n_k)[None, :],
+                )
+        if EVEN_N and D_V == BLOCK_DV:
+            v = tl.load(v_ptr + column[:, None] * stride_v_n + d_v[None, :])
+        else:
+            v = tl.load(
+                v_ptr + column[:, None] * stride_v_n + d_v[None, :],
+                mask=(cols < n_k)[:, None] & (d_v < D_V)[None, :],
+                other=0.0,
+            )
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return acc, top, total, left, right
+
+
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+def forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    band_ptr,
+    extent_ptr,
+    tails_ptr,
+    keys_ptr,
+    q_segment_ptr,
+    k_segment_ptr,
+    seed_ptr,
+    near_ptr,
+    ends_ptr,
+    rest_ptr,
+    stride_q_b,
+    stride_q_h,
+    stride_q_n,
+    stride_k_b,
+    stride_k_h,
+    stride_k_n,
+    stride_v_b,
+    stride_v_h,
+    stride_v_n,
+    stride_band_b,
+    stride_band_h,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_b,
+    stride_tail_h,
+    stride_tail_q,
+    stride_keys_b,
+    stride_qs_b,
+    stride_ks_b,
+    n_heads,
+    groups,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    value_reach,
+    before,
+    after,
+    scale,
+    dropout,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BAND: tl.constexpr,
+    EXTENT: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    REST: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One block of query rows of one head."""
+    block = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // n_heads
+    h = bh % n_heads
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = rows.to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    q = tl.load(
+        q_ptr + b * stride_q_b + h * stride_q_h + row[:, None] * stride_q_n + d[None, :],
+        mask=(rows < n_q)[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
+    k_ptr += b * stride_k_b + (h // groups) * stride_k_h
+    v_ptr += b * stride_v_b + (h // groups) * stride_v_h
+    near_reach = n_k * 0
+    if BAND:
+        band_ptr += b * stride_band_b + h * stride_band_h
+        near_reach = reach
+        if EXTENT:
+            near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+    if TAILS:
+        tails_ptr += b * stride_tail_b + h * stride_tail_h
+    if KEYS:
+        keys_ptr += b * stride_keys_b
+    q_segment = rows
+    if SEGMENTS:
+        q_segment = tl.load(q_segment_ptr + b * stride_qs_b + rows, mask=rows < n_q, other=-2)
+        k_segment_ptr += b * stride_ks_b
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(seed_ptr) + bh
+    stride_near_q = 2 * value_reach + 1
+    if VALUES:
+        near_reach = tl.maximum(near_reach, value_reach)
+        near_ptr += bh * n_q * stride_near_q
+    first = block * BLOCK_M + q_start
+    last = tl.minimum((block + 1) * BLOCK_M, n_q) - 1 + q_start
+    low, high = n_k * 0, n_k
+    if BEFORE:
+        low = first - before
+    if AFTER:
+        high = last + after + 1
+    low, high = whole_blocks(low, high, n_k, BLOCK_N)
+    near_start, near_stop = near_range(first, last, near_reach, low, high, BLOCK_N)
+    scale2 = scale * LOG2E
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    left = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for REGION in tl.static_range(3):
+        if REGION == 0:
+            start, stop = low, near_start
+        elif REGION == 1:
+            start, stop = near_start, near_stop
+        else:
+            start, stop = near_stop, high
+        acc, top, total, left, right = _range(
+            acc,
+            top,
+            total,
+            left,
+            right,
+            q,
+            k_ptr,
+            v_ptr,
+            band_ptr,
+            tails_ptr,
+            keys_ptr,
+            q_segment,
+            k_segment_ptr,
+            near_ptr,
+            seed,
+            rows,
+            start,
+            stop,
+            n_q,
+            n_k,
+            q_start,
+            reach,
+            value_reach,
+            before,
+            after,
+            scale2,
+            dropout,
+            stride_k_n,
+            stride_v_n,
+            stride_band_q,
+            stride_tail_kind,
+            stride_tail_q,
+            stride_near_q,
+            D,
+            D_V,
+            BLOCK_D,
+            BLOCK_DV,
+            BLOCK_N,
+            REGION,
+            BAND,
+            TAILS,
+            SLOPES,
+            VALUES,
+            BEFORE,
+            AFTER,
+            KEYS,
+            SEGMENTS,
+            EVEN_N,
+            DROPOUT,
+            PRECISION,
+        )
+    safe = tl.where(total == 0.0, 1.0, total)
+    out = acc / safe[:, None]
+    # In base 2; +inf for a row that saw nothing, so that exp2(logit - lse) is 0 in backward.
+    lse = tl.where(total == 0.0, float("inf"), top + tl.log2(safe))
+    place = bh * n_q + row
+    tl.store(lse_ptr + place, lse, mask=rows < n_q)
+    there = (rows < n_q)[:, None] & (d_v < D_V)[None, :]
+    cells = place[:, None] * D_V + d_v[None, :]
+    short = out.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + cells, short, mask=there)
+    if REST:  # what rounding took: backward's delta needs it where gradients of a bias are summed
+        rest = out - short.to(tl.float32)
+        tl.store(rest_ptr + cells, rest.to(rest_ptr.dtype.element_ty), mask=there)
+    if VALUES:
+        tl.store(ends_ptr + place * 2, left / safe, mask=rows < n_q)
+        tl.store(ends_ptr + place * 2 + 1, right / safe, mask=rows < n_q)

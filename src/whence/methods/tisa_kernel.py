@@ -1,0 +1,115 @@
+"""TISA's lag curve and its extent in one small GPU kernel, and one more for their gradient."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _curve_kernel(
+    amplitude_ptr,
+    sharpness_ptr,
+    offset_ptr,
+    band_ptr,
+    extent_ptr,
+    reach,
+    kernels,
+    underflow,
+    BLOCK: tl.constexpr,
+):
+    """f at one block of lags of one head; the first block finds the head's extent too."""
+    h = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    lag = (place - reach).to(tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    far = 0.0
+    for s in range(0, kernels):
+        a = tl.load(amplitude_ptr + h * kernels + s)
+        b = tl.abs(tl.load(sharpness_ptr + h * kernels + s))
+        c = tl.load(offset_ptr + h * kernels + s)
+        distance = lag - c
+        total += a * tl.exp(-b * distance * distance)
+        edge = tl.abs(c) + tl.sqrt(underflow / b)
+        # NaN fails every comparison: then, and without a width, nothing may be cut off.
+        sound = (edge < reach) & (tl.abs(a) < float("inf"))
+        far = tl.maximum(far, tl.where(sound, edge, reach * 1.0))
+    tl.store(band_ptr + h * (2 * reach + 1) + place, total, mask=place <= 2 * reach)
+    if tl.program_id(1) == 0:
+        tl.store(extent_ptr + h, tl.minimum(tl.ceil(far).to(tl.int32), reach))
+
+
+@triton.jit
+def _gradient_kernel(
+    amplitude_ptr,
+    sharpness_ptr,
+    offset_ptr,
+    extent_ptr,
+    d_band_ptr,
+    d_amplitude_ptr,
+    d_sharpness_ptr,
+    d_offset_ptr,
+    reach,
+    kernels,
+    BLOCK: tl.constexpr,
+):
+    """The three gradients of one Gaussian of one head, over the lags within the extent."""
+    h = tl.program_id(0)
+    place = h * kernels + tl.program_id(1)
+    a = tl.load(amplitude_ptr + place)
+    b = tl.load(sharpness_ptr + place)
+    c = tl.load(offset_ptr + place)
+    extent = tl.load(extent_ptr + h)
+    d_a = tl.zeros([BLOCK], dtype=tl.float32)
+    d_b = tl.zeros([BLOCK], dtype=tl.float32)
+    d_c = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(-extent, extent + 1, BLOCK):
+        lag = start + tl.arange(0, BLOCK)
+        slope = tl.load(
+            d_band_ptr + h * (2 * reach + 1) + lag + reach, mask=lag <= extent, other=0.0
+        )
+        distance = lag.to(tl.float32) - c
+        part = slope * tl.exp(-tl.abs(b) * distance * distance)
+        d_a += part
+        d_b -= part * distance * distance
+        d_c += part * distance
+    sign = tl.where(b < 0, -1.0, tl.where(b > 0, 1.0, 0.0))
+    tl.store(d_amplitude_ptr + place, tl.sum(d_a, 0))
+    tl.store(d_sharpness_ptr + place, tl.sum(d_b, 0) * a * sign)
+    tl.store(d_offset_ptr + place, tl.sum(d_c, 0) * a * 2 * tl.abs(b))
+
+
+class TisaCurve(torch.autograd.Function):
+    """band [h, 2 * reach + 1] and extent [h] from amplitude, sharpness and offset, in float32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, amplitude: Tensor, sharpness: Tensor, offset: Tensor, reach: int, underflow: float
+    ) -> tuple[Tensor, Tensor]:
+        """One launch."""
+        h, kernels = amplitude.shape
+        parts = tuple(x.float().contiguous() for x in (amplitude, sharpness, offset))
+        band = torch.empty(h, 2 * reach + 1, dtype=torch.float32, device=amplitude.device)
+        extent = torch.empty(h, dtype=torch.int32, device=amplitude.device)
+        grid = (h, triton.cdiv(2 * reach + 1, 512))
+        _curve_kernel[grid](*parts, band, extent, reach, kernels, underflow, BLOCK=512)
+        ctx.save_for_backward(*parts, extent)
+        ctx.reach = reach
+        ctx.dtypes = (amplitude.dtype, sharpness.dtype, offset.dtype)
+        ctx.mark_non_differentiable(extent)
+        return band, extent
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_band: Tensor, d_extent: Tensor) -> tuple[Tensor | None, ...]:
+        """One launch."""
+        *parts, extent = ctx.saved_tensors
+        h, kernels = parts[0].shape
+        found = tuple(torch.empty_like(part) for part in parts)
+        _gradient_kernel[(h, kernels)](
+            *parts, extent, d_band.contiguous(), *found, ctx.reach, kernels, BLOCK=128
+        )
+        cast = (x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True))
+        return (*cast, None, None)

@@ -1,0 +1,57 @@
+"""TISA fitted to each head's lag curve, drawn over it."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from whence.analysis.fit import fitted
+from whence.analysis.results import Fit, HeadFits, HeadReport
+from whence.checks import require
+from whence.report.ink import FAINT, ORANGE, inner_limits, number, plain, title
+from whence.report.panels import panels
+
+CURVE = "#8a8a8a"
+
+
+def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: str) -> Figure:
+    """Curve in grey, the fit that the criterion picks in orange, its S and R^2 above."""
+    pairs = with_curves(fits, heads)
+    require(len(pairs) > 0, "draw_fits needs one fitted head or more, got none.")
+    layers = ", ".join(str(layer) for layer in sorted({fit.layer for fit, _ in pairs}))
+    figure, grid = panels(
+        len(pairs),
+        share=False,
+        heading=f"{name}, layer {layers}: TISA fitted",
+        detail="Lag curve (grey) and the sum of S Gaussians that BIC picks (orange), in logits; "
+        "a scale each.",
+    )
+    for axes, (entry, head) in zip(grid, pairs, strict=True):
+        fit = picked(entry)
+        axes.plot(head.lag, head.curve, color=CURVE, linewidth=1.8)
+        axes.plot(
+            head.lag, fitted(fit, head.lag) + fit.level, color=ORANGE, linewidth=1.1, linestyle="--"
+        )
+        title(axes, f"head {entry.head}", f"S = {fit.kernels}, R² {fit.r2:.3f}")
+        axes.set_xlim(float(head.lag.min()), float(head.lag.max()))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.set_ylim(*inner_limits(head.lag, head.curve))
+        axes.yaxis.set_major_formatter(FuncFormatter(number))
+        plain(axes, grid=False)
+    figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
+    return figure
+
+
+def picked(entry: HeadFits) -> Fit:
+    """The fit with as many kernels as the criterion picks."""
+    return next(fit for fit in entry.fits if fit.kernels == entry.chosen)
+
+
+def with_curves(
+    fits: Sequence[HeadFits], heads: Sequence[HeadReport]
+) -> list[tuple[HeadFits, HeadReport]]:
+    """Each head's fits beside the curve that they were fitted to."""
+    curves = {(head.layer, head.head): head for head in heads}
+    places = [(entry, curves.get((entry.layer, entry.head))) for entry in fits]
+    return [(entry, head) for entry, head in places if head is not None]

@@ -1,0 +1,187 @@
+"""A folder of results with its figures and page: read, drawn again, and written as one."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+from matplotlib.figure import Figure
+
+from whence.analysis.comparison import Comparison
+from whence.analysis.criteria import CriteriaReport
+from whence.analysis.results import Inspection
+from whence.analysis.stored import Result
+from whence.checks import require
+from whence.report.components import draw_components
+from whence.report.fits import draw_fits, with_curves
+from whence.report.heads import draw_head_curves, draw_head_matrices
+from whence.report.heat_maps import draw_heat_maps
+from whence.report.ink import short
+from whence.report.page import save_page
+from whence.report.profiles import draw_profiles
+from whence.report.saved import save_figure
+from whence.report.series import draw_scores, draw_steps
+from whence.report.windows import draw_windows
+
+R = TypeVar("R", bound=Result)
+KINDS = {kind.__name__: kind for kind in (Inspection, Comparison, CriteriaReport)}
+PAGE, COMPARISON = "page.html", "comparison.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What a folder holds, models in the order of the comparison or of their files' names."""
+
+    inspections: tuple[Inspection, ...] = ()
+    comparison: Comparison | None = None
+    criteria: CriteriaReport | None = None
+
+    def beside(self, earlier: "Results") -> "Results":
+        """With what an earlier run left and this one does not replace, after it."""
+        ours = {entry.model.name for entry in self.inspections}
+        others = (entry for entry in earlier.inspections if entry.model.name not in ours)
+        return Results(
+            (*self.inspections, *others),
+            self.comparison or earlier.comparison,
+            self.criteria or earlier.criteria,
+        )
+
+
+def read_folder(folder: Path) -> Results:
+    """All results in the JSON files of a folder; JSON of another kind is left alone."""
+    found: dict[str, list[tuple[Path, str]]] = {name: [] for name in KINDS}
+    for path in sorted(folder.glob("*.json")):
+        text = path.read_text(encoding="utf-8")
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}.") from None
+        kind = data.get("kind") if isinstance(data, dict) else None
+        if kind in found:
+            found[kind].append((path, text))
+    comparison = _only(Comparison, found["Comparison"])
+    inspections = [_restored(Inspection, *pair) for pair in found["Inspection"]]
+    if comparison is not None:
+        order = [point.model for point in comparison.points]
+        places = {name: place for place, name in enumerate(order)}
+        inspections.sort(key=lambda entry: places.get(entry.model.name, len(order)))
+    return Results(tuple(inspections), comparison, _only(CriteriaReport, found["CriteriaReport"]))
+
+
+def write_folder(
+    folder: Path,
+    new: Results,
+    *,
+    formats: Sequence[str] = ("png",),
+    figures_of: Sequence[Inspection] | None = None,
+    keep: Sequence[Inspection] = (),
+    progress: Callable[[str, float], None] | None = None,
+) -> Path:
+    """Results to keep as JSON, figures and the page, built aside and then moved in: the page.
+
+    `figures_of` are the models that get figures of their own (None: all).
+    """
+    say = progress or (lambda what, share: None)
+    require(len(new.inspections) > 0, f"there is no result to show in {folder}.")
+    drawings = list(_drawings(new, new.inspections if figures_of is None else figures_of))
+    with _moved_into(folder) as aside:
+        for entry in keep:
+            entry.save(aside / f"{file_name(entry.model.name)}.json")
+        if keep and new.comparison is not None:
+            new.comparison.save(aside / COMPARISON)
+        for place, (name, draw) in enumerate(drawings):
+            say(f"figure {name}", place / len(drawings))
+            figure = draw()
+            for form in formats:
+                save_figure(figure, aside / "figures" / f"{name}.{form}")
+        save_page(new.inspections, aside / PAGE, comparison=new.comparison, criteria=new.criteria)
+    return folder / PAGE
+
+
+def file_name(model: str) -> str:
+    """A model's name as that of a file: organisation--name, and of a path the last three parts."""
+    parts = [part for part in model.split("/") if part.strip(".~")][-3:]
+    return re.sub(r"[^\w.-]+", "-", "--".join(parts)) or "model"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise before any work if the results could not be written there; make nothing yet."""
+    for part in (folder, *folder.parents):
+        if part.exists():
+            if not part.is_dir():
+                raise NotADirectoryError(20, "Not a directory", str(part))
+            if not os.access(part, os.W_OK):
+                raise PermissionError(13, "Permission denied", str(part))
+            return
+
+
+@contextmanager
+def _moved_into(folder: Path) -> Iterator[Path]:
+    """A new folder beside it, whose files are moved in if all went well, and is gone if not."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield aside
+        for path in sorted(part for part in aside.rglob("*") if part.is_file()):
+            target = folder / path.relative_to(aside)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _drawings(
+    results: Results, own: Sequence[Inspection]
+) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    """Every figure by name, drawn when called for."""
+    with_table = [entry for entry in results.inspections if entry.table is not None]
+    if with_table:
+        yield "heat_maps", partial(draw_heat_maps, with_table)
+        yield "windows", partial(draw_windows, with_table)
+    comparison = results.comparison
+    if comparison is not None:
+        yield "steps", partial(draw_steps, comparison)
+        if comparison.correlations:
+            yield "scores", partial(draw_scores, comparison)
+    for entry in own:
+        yield from _of_model(entry)
+
+
+def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
+    name, file = short(entry.model.name), file_name(entry.model.name)
+    table = entry.table
+    if table is not None:
+        yield f"{file}.components", partial(draw_components, table, name=name)
+    for layer, group in groupby(entry.heads, key=lambda head: head.layer):
+        heads = list(group)
+        yield f"{file}.curves-{layer}", partial(draw_head_curves, heads, name=name)
+        yield f"{file}.matrices-{layer}", partial(draw_head_matrices, heads, name=name)
+    for layer, group in groupby(entry.relative, key=lambda head: head.layer):
+        heads = list(group)
+        yield f"{file}.stated-{layer}", partial(draw_head_curves, heads, name=name, stated=True)
+    for layer, fitted in groupby(entry.fits, key=lambda fit: fit.layer):
+        fits, curves = list(fitted), entry.heads or entry.relative
+        if with_curves(fits, curves):
+            yield f"{file}.fits-{layer}", partial(draw_fits, fits, curves, name=name)
+    for layer, measured in groupby(entry.profiles, key=lambda part: part.layer):
+        profiles = list(measured)
+        yield f"{file}.profiles-{layer}", partial(draw_profiles, profiles, name=name)
+
+
+def _only(kind: type[R], files: list[tuple[Path, str]]) -> R | None:
+    return _restored(kind, *files[-1]) if files else None
+
+
+def _restored(kind: type[R], path: Path, text: str) -> R:
+    try:
+        return kind.from_json(text)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: {error}") from None

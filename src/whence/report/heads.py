@@ -1,0 +1,85 @@
+"""Positional attention of every head: lag curves with their spread, and matrices (Figure 8)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from whence.analysis.results import HeadReport
+from whence.checks import require
+from whence.report.ink import ATTENTION, FAINT, GRID, number, plain, title
+from whence.report.panels import panels
+
+SENSITIVE, BLIND = colormaps[ATTENTION](0.35), "#9a9a9a"
+MOVED = "Each curve without its mean, which a softmax does not see."
+
+
+def draw_head_curves(
+    heads: Sequence[HeadReport], *, name: str, stated: bool = False, reach: int = 128
+) -> Figure:
+    """A panel a head, all on one scale, so that heads without a sense of position look flat.
+
+    Lags up to `reach` are shown.
+
+    The band is one standard deviation along each diagonal: how far the head is from a function of
+    lag alone. `stated` is for curves that the model has as such (a T5 bias, ALiBi).
+    """
+    require(len(heads) > 0, "draw_head_curves needs one head or more, got none.")
+    what = "Stated bias" if stated else f"Positional attention, {_biases(heads)}"
+    figure, grid = panels(
+        len(heads),
+        heading=f"{name}, layer {_layers(heads)}: lag curves",
+        detail=f"{what}, by lag, in logits; {MOVED.lower()} Grey: not sensitive to position.",
+    )
+    shown = [(head.curve - np.nanmean(head.curve))[np.abs(head.lag) <= reach] for head in heads]
+    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
+    room = 0.15 * float(high - low) or 1.0
+    grid[0].set_ylim(float(low) - room, float(high) + room)
+    for axes, head in zip(grid, heads, strict=True):
+        color = SENSITIVE if head.sensitive else BLIND
+        curve = head.curve - np.nanmean(head.curve)
+        axes.axhline(0, color=GRID, linewidth=1, zorder=0)
+        axes.axvline(0, color=GRID, linewidth=1, zorder=0)
+        edges = curve - head.spread, curve + head.spread
+        axes.fill_between(head.lag, *edges, color=color, alpha=0.25, linewidth=0)
+        axes.plot(head.lag, curve, color=color, linewidth=1.3)
+        title(axes, f"head {head.head}", "" if stated else f"R² {head.r2:.2f}")
+        axes.set_xlim(max(float(head.lag.min()), -reach), min(float(head.lag.max()), reach))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(number))
+        plain(axes, grid=False)
+    figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
+    return figure
+
+
+def draw_head_matrices(heads: Sequence[HeadReport], *, name: str) -> Figure:
+    """The corner of each head's matrix over its first positions, in another map than P's."""
+    require(len(heads) > 0, "draw_head_matrices needs one head or more, got none.")
+    n = len(heads[0].matrix)
+    figure, grid = panels(
+        len(heads),
+        size=(1.9, 2.05),
+        columns=6,
+        heading=f"{name}, layer {_layers(heads)}: positional attention",
+        detail=f"F = (E W_Q)(E W_K)ᵀ / √d, {_biases(heads)}; the first {n} positions, "
+        "query down, key to the right; a scale each.",
+    )
+    for axes, head in zip(grid, heads, strict=True):
+        edges = np.percentile(head.matrix, (1, 99))
+        axes.imshow(head.matrix, cmap=ATTENTION, vmin=edges[0], vmax=edges[1], extent=(0, n, n, 0))
+        title(axes, f"head {head.head}", f"R² {head.r2:.2f}")
+        axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        plain(axes, grid=False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+    return figure
+
+
+def _biases(heads: Sequence[HeadReport]) -> str:
+    return "with biases" if heads[0].with_biases else "without biases"
+
+
+def _layers(heads: Sequence[HeadReport]) -> str:
+    return ", ".join(str(layer) for layer in sorted({head.layer for head in heads}))

@@ -1,0 +1,54 @@
+"""Toeplitzness as a function of the window, each beside its null."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from whence.analysis.results import Inspection
+from whence.checks import require
+from whence.report.ink import labels, plain, series, title
+from whence.report.panels import panels
+
+
+def draw_windows(inspections: Sequence[Inspection]) -> Figure:
+    """R^2 over rows start..stop against stop, whole and without the main diagonal.
+
+    The thin line is a random table with the same row norms: what its bright diagonal gives alone.
+    """
+    drawn = [entry for entry in inspections if entry.table is not None]
+    require(len(drawn) > 0, "draw_windows needs a model with a position table, got none.")
+    names = labels([entry.model.name for entry in drawn])
+    figure, grid = panels(
+        2,
+        columns=2,
+        size=(3.9, 3.1),
+        heading="Toeplitzness against window",
+        detail="R² of the best Toeplitz fit of P; thin and pale: a random table of the same norms.",
+    )
+    measures = (("with the main diagonal", "r2"), ("without it", "r2_off_diagonal"))
+    for axes, (name, field) in zip(grid, measures, strict=True):
+        for (color, marker, dash), label, entry in zip(series(), names, drawn, strict=False):
+            assert entry.table is not None
+            windows = entry.table.windows or (entry.table.whole,)
+            ends = [window.stop for window in windows]
+            axes.plot(
+                ends,
+                [getattr(window, field) for window in windows],
+                color=color,
+                linestyle=dash,
+                marker=marker,
+                markersize=4,
+                linewidth=1.4,
+                label=label,
+            )
+            nulls = [getattr(window, f"null_{field}") for window in windows]
+            if None not in nulls:
+                axes.plot(ends, nulls, color=color, linestyle=dash, linewidth=0.9, alpha=0.55)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, place: f"{value:.0f}")
+        axes.set(xlabel="rows of the window, from the first", ylim=(-0.03, 1.03))
+        title(axes, name)
+        plain(axes)
+    grid[0].set_ylabel("R²")
+    grid[-1].legend(fontsize=7, frameon=False, loc="best")
+    return figure

@@ -1,0 +1,82 @@
+"""torch.compile(fullgraph=True) sees through the layers: no graph breaks, equal results."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing import assert_close
+
+from whence.nn import MultiheadAttention, TransformerEncoder
+
+pytestmark = pytest.mark.compiled
+
+B, N, H, D = 2, 9, 3, 12
+
+
+def run(module: nn.Module, call: object, x: Tensor) -> tuple[object, list[Tensor]]:
+    module.zero_grad()
+    out = call(x)
+    (out[0] if isinstance(out, tuple) else out).square().sum().backward()
+    return out, [p.grad for p in module.parameters() if p.grad is not None]
+
+
+def assert_compiles(module: nn.Module, call: object, x: Tensor, backend: str) -> None:
+    """Compiled equals eager: outputs and the gradient of every parameter."""
+    torch.compiler.reset()
+    expected = run(module, call, x)
+    got = run(module, torch.compile(call, fullgraph=True, backend=backend), x)
+    assert_close(got, expected)
+    assert len(expected[1]) == len(list(module.parameters()))
+
+
+@pytest.mark.parametrize(
+    "position", ["tisa", "alibi", "t5", "shaw", "rope", "learned+tisa", "fire"]
+)
+def test_attention_compiles_to_one_graph(position: str) -> None:
+    layer = MultiheadAttention(
+        D, H, dtype=torch.float64, position=position, max_length=16, backend="reference"
+    )
+    x = torch.randn(N, B, D, dtype=torch.float64)
+    assert_compiles(layer, lambda x: layer(x, x, x, need_weights=False), x, "aot_eager")
+
+
+def test_masks_weights_and_extra_keys_compile_to_one_graph() -> None:
+    layer = MultiheadAttention(
+        D, H, dtype=torch.float64, add_bias_kv=True, add_zero_attn=True, backend="reference"
+    )
+    x = torch.randn(N, B, D, dtype=torch.float64)
+    padding = torch.zeros(B, N, dtype=torch.bool)
+    padding[1, 5:] = True
+    added = torch.randn(N, N, dtype=torch.float64)
+    assert_compiles(layer, lambda x: layer(x, x, x, padding, attn_mask=added), x, "aot_eager")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+def test_an_encoder_compiles_with_inductor() -> None:
+    stack = TransformerEncoder(
+        D, H, 2, 16, 0.0, dtype=torch.float64, position="tisa", causal=True, backend="reference"
+    )
+    x = torch.randn(N, B, D, dtype=torch.float64)
+    assert_compiles(stack, lambda x: stack(x), x, "inductor")
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("position", ["tisa", "t5", "shaw", "learned+alibi"])
+def test_a_compiled_layer_takes_any_length_with_two_graphs(
+    position: str, dynamic: bool | None
+) -> None:
+    layer = MultiheadAttention(D, H, position=position, dtype=torch.float64, backend="reference")
+    padding = torch.zeros(B, 21, dtype=torch.bool)
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=graphs, dynamic=dynamic)
+    for n in (5, 8, 13, 21):
+        x = torch.randn(n, B, D, dtype=torch.float64)
+        assert_close(compiled(x, x, x, padding[:, :n])[0], layer(x, x, x, padding[:, :n])[0])
+    assert graphs.frame_count <= 2  # one for the first length, one for all others
+
+
+def test_alibi_compiles_on_the_backend_that_auto_takes() -> None:
+    layer = MultiheadAttention(D, H, position="alibi:learned=true", dtype=torch.float64)
+    x = torch.randn(N, B, D, dtype=torch.float64)
+    assert_compiles(layer, lambda x: layer(x, x, x, need_weights=False), x, "aot_eager")

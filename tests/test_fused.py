@@ -1,0 +1,220 @@
+"""The GPU kernels in Triton's interpreter: the same code, on a machine without a GPU."""
+
+import math
+import os
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import METHODS, LagBias, LagValues, Line, LowRankBias, Mask, attend, explain
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+
+
+def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor]]:
+    """(q, k, v), the options of attend, and every tensor that has a gradient; at most 48 tokens."""
+    torch.manual_seed(seed)
+    pick = random.Random(seed).choice
+    leaves: list[Tensor] = []
+
+    def leaf(*shape: int) -> Tensor:
+        leaves.append(torch.randn(shape).requires_grad_())
+        return leaves[-1]
+
+    b, kv_heads, groups = pick([1, 2]), pick([1, 2]), pick([1, 2])
+    h, n_k = kv_heads * groups, pick([1, 5, 17, 33, 48])
+    n_q, d = pick([1, n_k, max(1, n_k - 3), 7]), pick([4, 16, 24])
+    d_v = pick([d, 16])
+    q = leaf(b, n_q, h, d).transpose(1, 2)
+    k, v = leaf(b, kv_heads, n_k, d), leaf(b, kv_heads, n_k, d_v)
+    axes = (pick([1, b]), pick([1, h]), pick([1, 1, n_q]))
+
+    def line() -> Line:
+        return Line(
+            leaf(*axes) if pick([True, False]) else None,
+            leaf(*axes) if pick([True, False, False, False]) else None,
+        )
+
+    bias: LagBias | None = None
+    kind, reach = pick(["none", "band", "tails", "extent"]), pick([0, 1, 3, 9, 20])
+    if kind == "band":
+        bias = LagBias(leaf(*axes, 2 * reach + 1), Line(), Line())
+    elif kind == "tails":
+        bias = LagBias(leaf(*axes, 2 * reach + 1), line(), line())
+    elif kind == "extent":  # nothing beyond lag 4
+        near = (torch.arange(-reach, reach + 1).abs() <= 4).float()
+        band = leaf(1, h, 1, 2 * reach + 1) * near
+        bias = LagBias(band, Line(), Line(), torch.full((h,), min(4, reach)))
+    values = None
+    if pick([True, False, False]):
+        values = LagValues(leaf(pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v))
+    masks = {
+        "none": None,
+        "keys": torch.rand(b, n_k) > 0.3,
+        "packed": Mask(segments=(torch.arange(n_q)[None] // 5, torch.arange(n_k)[None] // 5)),
+    }
+    options = {
+        "bias": bias,
+        "values": values,
+        "mask": masks[pick(["none", *masks])],
+        "causal": pick([True, False]),
+        "window": pick([None, None, 2, (3, None), (0, 4)]),
+        "q_start": pick([None, None, 0, 2]),
+        "scale": pick([None, 0.3, 0.0]),
+    }
+    return [q, k, v], options, leaves
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
+    qkv, options, leaves = random_call(seed)
+    found = attend(*qkv, **options, backend="fused")
+    wanted = attend(*qkv, **options, backend="reference")
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    weight = torch.randn_like(wanted)
+    for place, (a, b) in enumerate(
+        zip(
+            torch.autograd.grad(
+                (found * weight).sum(), leaves, allow_unused=True, retain_graph=True
+            ),
+            torch.autograd.grad((wanted * weight).sum(), leaves, allow_unused=True),
+            strict=True,
+        )
+    ):
+        a, b = (torch.zeros_like(leaves[place]) if x is None else x for x in (a, b))
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_repeats_its_mask_in_backward_and_for_the_table() -> None:
+    n, p = 24, 0.4
+    q, k = torch.randn(2, 1, 2, n, 16).unbind()
+    q.requires_grad_()
+    eye = torch.eye(n).expand(1, 2, n, n).contiguous()
+    table = LagValues(torch.randn(2, 5, n))
+    plain = attend(q, k, eye, backend="fused")
+    torch.manual_seed(3)
+    keep = (attend(q, k, eye, dropout=p, backend="fused") / plain).detach()
+    share = (keep == 0).float().mean().item()
+    assert math.isclose(share, p, abs_tol=0.05)
+    torch.manual_seed(3)
+    found = attend(q, k, eye, values=table, dropout=p, backend="fused")
+    lag = torch.arange(n)[None] - torch.arange(n)[:, None]
+    weights = plain * keep
+    wanted = weights + torch.einsum(
+        "bhqk,hqkd->bhqd", weights, table.table[:, lag.clamp(-2, 2) + 2]
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    weight = torch.randn_like(wanted)
+    (a,) = torch.autograd.grad((found * weight).sum(), [q])
+    (b,) = torch.autograd.grad((wanted * weight).sum(), [q])
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_runs_or_is_refused_with_the_way_out(name: str) -> None:
+    from battery import Layer, inputs, small
+
+    layer, x = Layer(small(name, torch.float32)), inputs(13, dtype=torch.float32)
+    x.requires_grad_()
+    wanted = layer(x, 11, backend="reference")
+    try:
+        found = layer(x, 11, backend="fused")
+    except ValueError as refusal:
+        assert "takes no dense bias" in str(refusal)
+        assert "Take backend='sdpa'" in str(refusal)
+        return
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    targets = [x, *layer.parameters()]
+    pairs = zip(
+        torch.autograd.grad(found.square().sum(), targets, allow_unused=True),
+        torch.autograd.grad(wanted.square().sum(), targets, allow_unused=True),
+        strict=True,
+    )
+    for place, (a, b) in enumerate(pairs):
+        a, b = (torch.zeros_like(targets[place]) if g is None else g for g in (a, b))
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-3)
+
+
+def test_a_low_rank_bias_is_a_wider_head() -> None:
+    q = torch.randn(1, 2, 9, 8)
+    bias = LowRankBias(torch.randn(1, 2, 9, 3), torch.randn(1, 2, 9, 3))
+    torch.testing.assert_close(
+        attend(q, q, q, bias=bias, backend="fused"),
+        attend(q, q, q, bias=bias, backend="reference"),
+    )
+
+
+def test_what_it_cannot_run_is_refused_before_launch() -> None:
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(ValueError, match=r"no kernels for torch\.float64"):
+        attend(q.double(), q.double(), q.double(), backend="fused")
+    with pytest.raises(ValueError, match="heads of at most 256, got 300"):
+        attend(*torch.randn(3, 1, 1, 4, 300), backend="fused")
+    with pytest.raises(ValueError, match="not a mask of every pair"):
+        attend(q, q, q, mask=torch.ones(1, 1, 4, 4, dtype=torch.bool), backend="fused")
+    text = str(explain(q, q, q, bias=LagBias.clipped(torch.zeros(1, 1, 1, 3))))
+    assert "-> fused" in text
+    assert "by block-diagonals, no atomics" in text
+
+
+def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    from whence.kernels import tiles_table
+
+    tried = []
+    monkeypatch.setattr(tiles_table, "interpreted", lambda: False)
+    monkeypatch.setattr(tiles_table, "_shrunk", {})
+
+    def launch(tiles: object) -> str:
+        tried.append(tiles)
+        if len(tried) < 4:
+            raise triton.runtime.errors.OutOfResources(300_000, 100_000, "shared memory")
+        return "ran"
+
+    q = torch.randn(1, 1, 1, 48)
+    assert tiles_table.fitting("forward", q, q, launch) == "ran"
+    assert tiles_table.fitting("forward", q, q, launch) == "ran"
+    assert tried[-1] == tried[-2] != tried[0]  # what fitted is remembered
+    small = tiles_table.Tiles(128, 64, 8, 3)
+    sizes = []
+    for _ in range(8):
+        small = tiles_table._smaller(small)
+        sizes.append(small.rows * small.keys * small.stages)
+    assert sizes == sorted(sizes, reverse=True)
+    assert min(small.rows, small.keys) >= tiles_table.SMALLEST
+
+
+def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
+    from whence.methods.tisa import Tisa, _underflow
+    from whence.methods.tisa_kernel import TisaCurve
+
+    method = Tisa(3, kernels=4)
+    with torch.no_grad():
+        method.sharpness[0, 0] *= -1
+    for reach in (0, 5, 300):
+        band, extent = TisaCurve.apply(*method.parameters(), reach, _underflow(torch.float32))
+        wanted = method.curve(torch.arange(-reach, reach + 1))
+        torch.testing.assert_close(band, wanted)
+        assert torch.equal(extent.long(), method.extent(reach))
+        weight = torch.randn_like(wanted)
+        parameters = list(method.parameters())
+        for a, b in zip(
+            torch.autograd.grad((band * weight).sum(), parameters),
+            torch.autograd.grad((wanted * weight).sum(), parameters),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        method.amplitude[2, 1] = torch.nan
+    _, extent = TisaCurve.apply(*method.parameters(), 300, _underflow(torch.float32))
+    assert extent[2] == 300
