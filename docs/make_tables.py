@@ -3,9 +3,11 @@
     python docs/make_tables.py           write them
     python docs/make_tables.py --check   exit with 1 if a file is out of date
 
-A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`.
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. One whose results are not
+there says so, or is left out with its heading.
 """
 
+import inspect
 import json
 import re
 import subprocess
@@ -13,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from whence.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -34,6 +38,71 @@ def methods() -> str:
     return "\n".join(rows) + "\n"
 
 
+GIVEN = ("self", "n_heads", "d_head", "d_model", "max_length", "causal", "n_layers")
+
+
+def method_pages() -> str:
+    """A section a method, from its docstring: formula, convention, surprise; and its options."""
+    return "\n".join(_section(name) for name in METHODS)
+
+
+def spec_with_defaults(name: str) -> str:
+    """A method with every option spelled out, as `build` reads it."""
+    parameters = inspect.signature(METHODS[name].__init__).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    options = [f"{p.name}={p.default}".lower() for p in named if p.name not in GIVEN]
+    return f"{name}:{','.join(options)}" if options else name
+
+
+def _section(name: str) -> str:
+    cls = METHODS[name]
+    module = sys.modules[cls.__module__]
+    summary = (module.__doc__ or "").strip()
+    formula, *rest = (inspect.getdoc(cls) or "").split("\n\n")
+    sites = ", ".join(cls.sites()) or "none"
+    facts = [f"Sites: {sites}"]
+    facts += ["causal attention only"] * cls.causal_only
+    facts += ["one instance for all layers"] * cls.shared_by_layers
+    facts += [_links(cls.paper)] if _links(cls.paper) else []
+    lines = [f"### {name}", "", summary, "", "```text", formula, "```", ""]
+    for paragraph in rest:
+        listed = re.search(r"\S {2,}\S", paragraph)  # columns, which prose would run together
+        lines += ["```text", paragraph, "```", ""] if listed else [paragraph, ""]
+    lines += [f"With its defaults: `{spec_with_defaults(name)}`. {'; '.join(facts)}.", ""]
+    return "\n".join(lines)
+
+
+def minilm() -> str:
+    """The telling numbers of one real model, each beside what it must be held against."""
+    results = _results("inspect_minilm.json")
+    if results is None:
+        return MISSING.format("python docs/make_pictures.py")
+    rows = ["| | | to hold it against |", "|---:|---|---|"]
+    for number in results["telling"]:
+        rows.append(f"| {number['value']} | {number['what']} | {number['against']} |")
+    versions = ", ".join(f"{name} {value}" for name, value in results["versions"].items())
+    model = results["model"]
+    place = f"{model['name']}, SHA-256 {model['sha256'][:16]}... Read with {versions}."
+    return "\n".join([*rows, "", place]) + "\n"
+
+
+def minilm_windows() -> str:
+    """R^2 of one table as a function of the window, with and without the main diagonal."""
+    results = _results("inspect_minilm.json")
+    if results is None:
+        return MISSING.format("python docs/make_pictures.py")
+    rows = [
+        "| positions | R² | random table | without the main diagonal | random table |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for window in results["windows"]:
+        numbers = ("r2", "null_r2", "r2_off_diagonal", "null_r2_off_diagonal")
+        cells = [f"{window[name]:.3f}" for name in numbers]
+        rows.append(f"| {window['start']}..{window['stop'] - 1} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+MISSING = "Not measured yet: `{}`.\n"
 CONTENDERS = {
     "whence": "`whence`",
     "eager": "eager, n x n",
@@ -45,17 +114,19 @@ CONTENDERS = {
 
 def cpu_tisa() -> str:
     """Time and memory of TISA's attention on a CPU."""
-    return _measured("tisa")
+    return _measured("tisa", "attention", "Time and memory of attention with TISA's bias")
 
 
 def cpu_shaw() -> str:
     """Time and memory of attention with Shaw's keys and values on a CPU."""
-    return _measured("shaw")
+    return _measured("shaw", "shaw", "Time and memory of attention with Shaw's tables")
 
 
 def cpu_bars() -> str:
     """What the CPU benchmark promises, what was measured, and where."""
-    results = _cpu_results()
+    results = _results("cpu/attention.json")
+    if results is None:
+        return MISSING.format("python benchmarks/cpu.py")
     rows = ["| | measured | promised | |", "|---|---:|---|---|"]
     for bar in results["bars"]:
         value = "" if bar["value"] is None else f"{bar['value']:.2f}"
@@ -69,9 +140,12 @@ def cpu_bars() -> str:
     return "\n".join([*rows, "", place]) + "\n"
 
 
-def _measured(group: str) -> str:
+def _measured(group: str, figure: str, caption: str) -> str:
+    results = _results("cpu/attention.json")
+    if results is None:
+        return MISSING.format("python benchmarks/cpu.py")
     cells: dict[int, dict[str, str]] = {}
-    for row in _cpu_results()["rows"]:
+    for row in results["rows"]:
         if row["group"] == group:
             shown = "-"
             if row["seconds"] is not None:
@@ -84,11 +158,60 @@ def _measured(group: str) -> str:
         "|---:|" + "---:|" * len(names),
         *(f"| {n:,} | " + " | ".join(cells[n].values()) + " |" for n in cells),
     ]
+    if (ROOT / "results" / "cpu" / f"{figure}.png").is_file():
+        rows += ["", f"![{caption}](../results/cpu/{figure}.png)"]
     return "\n".join(rows) + "\n"
 
 
-def _cpu_results() -> Any:
-    return json.loads((ROOT / "results/cpu/attention.json").read_text(encoding="utf-8"))
+def gpu() -> str:
+    """The whole section on one GPU, or nothing where it has not been measured."""
+    results = _results("gpu/attention.json")
+    if results is None:
+        return ""
+    return GPU.format(**results["config"], **results["machine"]) + "".join(
+        f"\n### Heads of {d_head}\n\n{_gpu_table(results['rows'], d_head)}"
+        for d_head in sorted({row["d_head"] for row in results["rows"]})
+    )
+
+
+GPU = """
+## Attention on a GPU
+
+One layer's attention, forward and backward: {heads} heads, {tokens:,} tokens a batch, {dtype}. The
+position method is part of the step: its curve or tables are evaluated and get their gradients, as do
+q, k and v. Median time, and the most memory beyond the inputs. A row that names a method alone is
+`whence`; a contender that could not run says why. Before anything is timed, output and every
+gradient must be at most twice as far from float64 as PyTorch's own in the same dtype.
+
+Measured on {gpu}, torch {torch}, Triton {triton}, Python {python}, commit {commit}. All
+numbers, with quantiles: [results/gpu/attention.json](../results/gpu/attention.json). To measure
+again: `python benchmarks/gpu.py`.
+"""
+
+
+def _gpu_table(rows: list[dict[str, Any]], d_head: int) -> str:
+    mine = [row for row in rows if row["d_head"] == d_head]
+    lengths = sorted({row["n"] for row in mine})
+    cells = {(row["name"], row["n"]): _gpu_cell(row) for row in mine}
+    lines = [
+        "| | " + " | ".join(f"n = {n:,}" for n in lengths) + " |",
+        "|---|" + "---:|" * len(lengths),
+    ]
+    for name in dict.fromkeys(row["name"] for row in mine):
+        lines.append(f"| {name} | {' | '.join(cells.get((name, n), '-') for n in lengths)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _gpu_cell(row: dict[str, Any]) -> str:
+    if "forward_backward_ms" not in row:
+        return row.get("failed", "failed").partition(":")[0]
+    return f"{row['forward_backward_ms']['median']:,.2f} ms, {row['extra_memory_mb']:,.0f} MB"
+
+
+def _results(name: str) -> Any:
+    """What a benchmark wrote, or None."""
+    path = ROOT / "results" / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 MARKS = {True: "✓", False: "✗", None: "-"}
@@ -150,9 +273,13 @@ def _judged(cell: dict[str, Any]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "methods": methods,
+    "method_pages": method_pages,
+    "minilm": minilm,
+    "minilm_windows": minilm_windows,
     "cpu_tisa": cpu_tisa,
     "cpu_shaw": cpu_shaw,
     "cpu_bars": cpu_bars,
+    "gpu": gpu,
     "criteria": criteria,
     "rules": rules,
     "differences": differences,

@@ -55,6 +55,7 @@ def table(n: int = 64, d: int = 16, *, r2: float = 0.7, seed: int = 0) -> TableR
         monotonicity=0.62,
         symmetry=0.97,
         effective_dimensions=5.5,
+        null_effective_dimensions=12.7,
         components_for_90=9,
         explained=explained.astype(np.float32),
         components=tuple(components),

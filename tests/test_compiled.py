@@ -8,7 +8,12 @@ from torch.testing import assert_close
 
 from whence.nn import MultiheadAttention, TransformerEncoder
 
-pytestmark = pytest.mark.compiled
+pytestmark = [
+    pytest.mark.compiled,
+    # torch's own, from its inductor and from its tracing of an autograd function
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 
 B, N, H, D = 2, 9, 3, 12
 
@@ -51,7 +56,6 @@ def test_masks_weights_and_extra_keys_compile_to_one_graph() -> None:
     assert_compiles(layer, lambda x: layer(x, x, x, padding, attn_mask=added), x, "aot_eager")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
 def test_an_encoder_compiles_with_inductor() -> None:
     stack = TransformerEncoder(
         D, H, 2, 16, 0.0, dtype=torch.float64, position="tisa", causal=True, backend="reference"
@@ -60,19 +64,20 @@ def test_an_encoder_compiles_with_inductor() -> None:
     assert_compiles(stack, lambda x: stack(x), x, "inductor")
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("position", ["tisa", "t5", "shaw", "learned+alibi"])
+@pytest.mark.parametrize(
+    ("position", "dynamic"), [("tisa", None), ("learned+shaw", None), ("alibi", True)]
+)
 def test_a_compiled_layer_takes_any_length_with_two_graphs(
     position: str, dynamic: bool | None
 ) -> None:
     layer = MultiheadAttention(D, H, position=position, dtype=torch.float64, backend="reference")
-    padding = torch.zeros(B, 21, dtype=torch.bool)
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=graphs, dynamic=dynamic)
     for n in (5, 8, 13, 21):
         x = torch.randn(n, B, D, dtype=torch.float64)
-        assert_close(compiled(x, x, x, padding[:, :n])[0], layer(x, x, x, padding[:, :n])[0])
+        padding = torch.arange(n).expand(B, n) >= n - 2
+        assert_close(compiled(x, x, x, padding, False), layer(x, x, x, padding, False))
     assert graphs.frame_count <= 2  # one for the first length, one for all others
 
 

@@ -266,6 +266,15 @@ def test_the_command_says_why_the_slides_differ() -> None:
     assert "(✗!)" in result.stdout
 
 
+def test_no_value_is_cut_in_a_table_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run("criteria", "--methods", "t5,transformer_xl,content_band")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "…" not in result.stdout
+    for part in ("time", "0.00035%", "20480", "pretable"):
+        assert part in result.stdout
+
+
 def test_json_is_the_report() -> None:
     data = json.loads(run("criteria", "--methods", "nope", "--json").stdout)
     assert data["kind"] == "CriteriaReport"

@@ -1,5 +1,6 @@
 """TISA fitted to lag curves: planted Gaussians are found, and awkward curves are answered."""
 
+import dataclasses
 import itertools
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from whence.analysis.fit import export_tisa, fit_curve, fit_heads, fitted, load_tisa
+from whence.analysis.heads import report
 from whence.analysis.results import Fit, HeadFits, HeadReport
 
 PLANTED = [  # amplitude, sharpness, offset, level, length
@@ -94,6 +96,29 @@ def test_bic_is_what_the_docstring_says() -> None:
     assert fit.r2 == pytest.approx(1 - np.mean(left**2) / curve.var(), rel=1e-4)
     expected = 61 * np.log(np.mean(left**2)) + 7 * np.log(61)
     assert fit.criterion == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_criterion_of_a_head_is_that_of_its_whole_matrix() -> None:
+    n = 40
+    lag = np.arange(n)[None] - np.arange(n)[:, None]
+    noise = np.random.default_rng(0).standard_normal((n, n))
+    matrix = np.cos(lag / 5) + gaussians(lag, [2.0], [0.05], [1.0]) + 0.3 * noise
+    one = report(matrix, 0, 0, False, causal=False)
+    (found,) = fit_heads([one], most=3)
+    for fit in found.fits:
+        values = fitted(fit, one.lag) + fit.level
+        left = np.mean((matrix - values[lag + n - 1]) ** 2)
+        expected = n * np.log(left) + (3 * fit.kernels + 1) * np.log(n)
+        assert fit.criterion == pytest.approx(expected, rel=1e-4)
+
+
+def test_smooth_trifles_buy_no_kernels_where_lag_explains_little() -> None:
+    lag = np.arange(-99, 100)
+    smooth = 0.03 * np.cos(lag / 7 + 1) + 0.02 * np.sin(lag / 3)
+    sure = head(gaussians(lag, [1.0], [0.01], [0.0]) + smooth, lag)
+    vague = dataclasses.replace(sure, spread=np.full_like(sure.curve, 0.5))
+    (first,), (second,) = fit_heads([sure], most=5), fit_heads([vague], most=5)
+    assert (first.chosen, second.chosen) == (5, 1)
 
 
 def test_far_diagonals_count_for_as_little_as_they_have_entries() -> None:

@@ -166,6 +166,23 @@ def test_what_it_cannot_run_is_refused_before_launch() -> None:
     assert "by block-diagonals, no atomics" in text
 
 
+def test_the_compiler_sees_one_operator() -> None:
+    band = torch.randn(1, 2, 1, 9, requires_grad=True)
+    table = torch.randn(1, 5, 16, requires_grad=True)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = LagBias(band, Line(), Line())
+        return attend(q, k, v, bias=bias, values=LagValues(table), backend="fused") * 2
+
+    q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        out = function(q, k, v)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, band, table])])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
 

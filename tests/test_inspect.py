@@ -56,6 +56,16 @@ def test_heads_of_minilm_have_r2_from_012_to_086_without_biases(minilm):
     assert {head.with_biases for head in minilm.heads} == {False}
     assert [head.head for head in minilm.heads if head.sensitive] == [2, 3, 4, 5]
     assert any("LayerNorm" in note for note in minilm.notes)
+    assert max(head.null_r2 for head in minilm.heads) < 0.05
+
+
+@real_weights
+def test_the_lag_curves_of_minilm_are_told_by_few_gaussians(minilm):
+    from whence.analysis.fit import fit_heads
+
+    chosen = [one.chosen for one in fit_heads(minilm.heads)]
+    assert 2 <= np.median(chosen) <= 5
+    assert sum(kernels == 8 for kernels in chosen) <= 1
 
 
 @real_weights

@@ -78,7 +78,7 @@ def test_inspect_prints_the_numbers_and_writes_results_figures_and_page(
 ) -> None:
     result, out = inspected
     assert result.exit_code == 0, result.output
-    assert "Toeplitzness of P, positions 0..31" in result.stdout
+    assert "Toeplitzness of P, 0..31" in result.stdout
     assert f"wrote {out / 'page.html'}" in result.stdout
     (path,) = out.glob("*.json")
     found = Inspection.load(path)
@@ -202,6 +202,21 @@ def test_wrong_use_of_inspect_is_one_line(
 ) -> None:
     refused(run("inspect", tiny, "--out", tmp_path / "out", *arguments), phrase)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_results_of_another_version_are_replaced_by_running_the_command_again(
+    tiny: Path, tmp_path: Path
+) -> None:
+    command = ("inspect", tiny, "--no-fit", "--out", tmp_path)
+    assert run(*command).exit_code == 0
+    (path,) = tmp_path.glob("*.json")
+    data = json.loads(path.read_text())
+    del data["table"]["symmetry"]
+    path.write_text(json.dumps(data))
+    refused(run("report", tmp_path), "has no symmetry", "again, or delete it")
+    assert run(*command).exit_code == 0
+    assert run("report", tmp_path).exit_code == 0
 
 
 def test_a_model_listed_twice_and_a_file_for_a_folder_are_refused(

@@ -227,9 +227,7 @@ def test_half_precision_parameters_do_not_blur_distant_lags(name: str) -> None:
     found = bias.to_dense(pos[-1:], pos)
     wanted = score(half.double(), 1, 600)
     assert wanted is not None
-    torch.testing.assert_close(
-        found.double(), wanted.to_dense(pos[-1:], pos), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(found.double(), wanted.to_dense(pos[-1:], pos), rtol=1e-4, atol=1e-4)
 
 
 def test_state_dict_round_trip_and_a_length_it_was_not_built_for(name: str) -> None:

@@ -20,6 +20,7 @@ from whence.nn import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+from whence.nn.masks import from_torch
 
 B, Q, K, H, D = 2, 5, 7, 3, 12
 NEVER = float("-inf")
@@ -125,6 +126,17 @@ def test_masks_mean_what_they_mean_in_torch(
     if padded:
         call["key_padding_mask"] = mask(B, K)
     assert_same(theirs, ours, tokens(Q), tokens(K), tokens(K), **call)
+
+
+def test_what_a_float_mask_forbids_is_no_number_of_the_bias() -> None:
+    mask = torch.tensor([[0.5, NEVER, -65504.0], [1e30, -2.0, torch.finfo(torch.float32).min]])
+    for dtype in (torch.float32, torch.float16):
+        like = torch.zeros(2, 1, 2, 4, dtype=dtype)
+        allowed, bias = from_torch(mask, mask.repeat(2, 1, 1).clamp(max=9), like=like, n_k=3)
+        pos = torch.arange(2), torch.arange(3)
+        assert torch.isfinite(bias.terms().dense[0].to_dense(*pos)).all()
+        assert_close(allowed.keys, mask.to(dtype) != NEVER)
+        assert_close(allowed.pairs[1, 0], mask.to(dtype) != NEVER)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -305,6 +317,10 @@ def test_a_score_method_equals_torch_with_its_dense_matrix_as_mask(name: str, cr
         mask = mask.masked_fill(torch.ones(n_q, K).triu(1).bool(), NEVER)
     mask = mask.reshape(B * H, n_q, K).to(torch.float64)
     assert_close(ours(x_q, x_k, x_k), theirs(x_q, x_k, x_k, attn_mask=mask))
+    added = torch.randn(n_q, K, dtype=torch.float64)
+    assert_close(
+        ours(x_q, x_k, x_k, attn_mask=added), theirs(x_q, x_k, x_k, attn_mask=mask + added)
+    )
 
 
 def test_shaws_layer_equals_the_formula_written_out() -> None:
@@ -340,6 +356,7 @@ def test_a_lone_layer_adds_the_input_term_and_one_in_a_stack_does_not(batch_firs
     assert_close(ours(q, k, v), theirs(moved(q), moved(k), moved(v)))
     assert_close(ours(q, k, v, q_start=4), theirs(moved(q, 4), moved(k), moved(v)))
     assert_close(ours(q, q, q), theirs(moved(q), moved(q), moved(q)))
+    assert_close(ours(q, q, q, q_start=4), theirs(moved(q, 4), moved(q), moved(q)))
     axis = 0 if batch_first else 1
     alone, _ = ours(*(x.select(axis, 0) for x in (q, k, v)))  # one sequence, without a batch
     assert_close(alone, ours(q, k, v)[0].select(axis, 0))
@@ -450,6 +467,9 @@ def test_a_decoder_equals_torchs_and_its_cross_attention_has_no_position() -> No
     assert len(tables) == 2
     crossed(x, memory).sum().backward()
     assert_finite_gradients(crossed)
+    flowing = TransformerDecoder(D, H, 2, position="floater", **options)
+    flowing(x, memory).sum().backward()
+    assert_finite_gradients(flowing.shared)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -483,8 +503,8 @@ def test_a_sum_shares_only_the_parts_that_layers_share() -> None:
     assert whole is layers[0]
 
 
-class Begins(PositionMethod):
-    """Counts what its owner does."""
+class CrossBegins(PositionMethod):
+    """Notes how often a pass begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -493,6 +513,10 @@ class Begins(PositionMethod):
 
     def begin(self, length: int) -> None:
         self.lengths.append(length)
+
+
+class Begins(CrossBegins):
+    """Notes the input terms too."""
 
     def input_term(self, pos: Tensor) -> Tensor:
         self.inputs += 1
@@ -512,6 +536,14 @@ def test_a_stack_begins_once_and_adds_the_input_term_once() -> None:
     layer = TransformerDecoderLayer(D, H, position=method, **layer_options())
     layer(tokens(4), tokens(9))
     assert (method.lengths, method.inputs) == ([4], 1)
+    method = CrossBegins()
+    for module in (
+        TransformerDecoderLayer(D, H, cross_position=method, **layer_options()),
+        TransformerDecoder(D, H, 2, cross_position=method, **layer_options()),
+    ):
+        method.lengths.clear()
+        module(tokens(4), tokens(9))
+        assert method.lengths == [9]
     method = Begins()
     attention = MultiheadAttention(D, H, position=method, dtype=torch.float64)
     attention(tokens(4), tokens(9), tokens(9))

@@ -1,12 +1,36 @@
-"""The README: its example runs, its tables are up to date, its picture is there."""
+"""README and docs: every block runs and prints what it says, tables and links are up to date."""
 
+import contextlib
+import importlib.util
+import io
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from whence import METHODS, build
+from whence.analysis import families
+from whence.cli.root import app
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+WIDTH = 100  # of the terminal that the printed tables are from
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, text) of every fenced block."""
+    return FENCE.findall(page.read_text(encoding="utf-8"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -15,8 +39,22 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_example_runs_as_it_stands_and_prints_what_it_says() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def make_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "docs" / "make_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(text: str) -> list[str]:
+    """Without what a terminal adds: blanks at the ends of lines, and empty lines."""
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def test_the_first_example_runs_as_it_stands_and_prints_what_it_says() -> None:
+    example = next(text for language, text in blocks(ROOT / "README.md") if language == "python")
     done = run("-c", example)
     assert done.returncode == 0, done.stderr
     said = re.search(r"# (torch\.Size.*)", example)
@@ -24,11 +62,116 @@ def test_the_example_runs_as_it_stands_and_prints_what_it_says() -> None:
     assert done.stdout.startswith(said[1])
 
 
+@each_page
+def test_the_python_of_a_page_runs_from_top_to_bottom_and_prints_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page.name == "CONTRIBUTING.md":
+        pytest.skip("its blocks are parts of files, which another test tries")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    found = blocks(page)
+    with torch.random.fork_rng():
+        for place, (language, text) in enumerate(found):
+            if language != "python":
+                continue
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(text, f"{page.name}, block {place}", "exec"), names)
+            follows, said = found[place + 1] if place + 1 < len(found) else ("", "")
+            if follows == "text" and directly_after(page, text, said):
+                assert lines(out.getvalue()) == lines(said)
+
+
+def directly_after(page: Path, code: str, said: str) -> bool:
+    """Whether a block of text is what the code above it prints: nothing stands between."""
+    return f"{code}```\n\n```text\n{said}" in page.read_text(encoding="utf-8")
+
+
+@each_page
+def test_every_command_of_a_page_is_understood_and_prints_what_it_says(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for language, text in blocks(page):
+        for line in text.splitlines():
+            command = re.match(r"(?:\$ )?whence ([a-z-]+) ?([^#]*?)(?:   .*)?$", line)
+            if command is not None and language != "python":
+                name, arguments = command[1], command[2].replace("...", "").split()
+                commands[name].make_context(name, arguments)  # raises for an unknown option
+        if language == "console":
+            first, _, said = text.partition("\n")
+            done = CliRunner().invoke(app, first.removeprefix("$ whence ").split())
+            assert done.exit_code == 0, done.stderr
+            assert lines(done.stdout) == lines(said)
+
+
+def test_the_method_and_the_family_in_contributing_are_what_they_say() -> None:
+    code, row = (
+        text for language, text in blocks(ROOT / "CONTRIBUTING.md") if language == "python"
+    )
+    family = eval(f"({row})", vars(families))[0]
+    assert isinstance(family, families.Family)
+    names: dict[str, Any] = {"__name__": "yours"}
+    exec(compile(code, "yours.py", "exec"), names)
+    method = names["Yours"](3)
+    assert method.sites() == ("score",)
+    assert method.n_parameters() == method.n_parameters_by_formula() == 3
+    pos = torch.arange(4)
+    bias = method.score_term(torch.zeros(1, 3, 4, 2), pos, pos)
+    torch.testing.assert_close(bias.to_dense(pos, pos)[0, 0, 0], -torch.log1p(torch.arange(4.0)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_spec_that_the_docs_print_builds_the_method_with_its_defaults(name: str) -> None:
+    spec = make_tables().spec_with_defaults(name)
+    with torch.device("meta"):
+        plain, spelled = (build(text, n_heads=4, d_head=16) for text in (name, spec))
+    assert [p.shape for p in spelled.parameters()] == [p.shape for p in plain.parameters()]
+
+
 def test_the_tables_are_up_to_date() -> None:
     done = run("docs/make_tables.py", "--check")
     assert done.returncode == 0, done.stderr
 
 
-def test_every_linked_file_is_there() -> None:
-    for link in re.findall(r"\]\((?!http)([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
+def test_the_gpu_section_is_there_when_its_results_are_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = make_tables()
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    assert tables.gpu() == ""
+    time = {"median": 1.234, "low": 1.2, "high": 1.3}
+    size = {"n": 512, "d_head": 64}
+    rows = [
+        {"name": "tisa", **size, "forward_backward_ms": time, "extra_memory_mb": 56.7},
+        {"name": "eager", **size, "failed": "OutOfMemoryError: too large"},
+    ]
+    machine = {"gpu": "a GPU", "torch": "2", "triton": "3", "python": "3.11", "commit": "abc"}
+    config = {"tokens": 16384, "heads": 12, "dtype": "bfloat16"}
+    path = tmp_path / "results" / "gpu" / "attention.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"config": config, "machine": machine, "rows": rows}))
+    section = tables.gpu()
+    assert "## Attention on a GPU" in section
+    assert "16,384 tokens a batch, bfloat16" in section
+    assert "| tisa | 1.23 ms, 57 MB |\n| eager | OutOfMemoryError |" in section
+
+
+@each_page
+def test_every_linked_file_and_heading_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text(encoding="utf-8")):
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if heading:
+            found = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {
+                re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found
+            }, link
+
+
+def test_no_picture_is_larger_than_300_kilobytes() -> None:
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "docs").glob("*.png")}
+    assert {name: size for name, size in sizes.items() if size > 300_000} == {}

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import html
+import itertools
 import json
 import re
 import shutil
@@ -121,7 +122,19 @@ def test_the_heat_map_shows_the_matrix_itself_and_both_measures_with_their_nulls
     (image,) = figure.axes[0].images
     assert BASE.table is not None
     np.testing.assert_array_equal(np.asarray(image.get_array()), BASE.table.gram)
-    assert figure.axes[0].get_xlabel() == "R² 0.700 (random: 0.400), off the diagonal 0.680 (0.010)"
+    assert figure.axes[0].get_xlabel() == (
+        "R² 0.700 (random: 0.400),\noff the diagonal 0.680 (0.010)"
+    )
+
+
+def test_no_caption_of_a_heat_map_is_cut_or_meets_the_next() -> None:
+    figure = draw_heat_maps([inspection(f"m/{i}", n_heads=1) for i in range(4)])
+    figure.draw_without_rendering()
+    boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes[:4]]
+    assert min(box.y0 for box in boxes) >= 0
+    assert min(box.x0 for box in boxes) >= 0
+    for left, right in itertools.pairwise(boxes):
+        assert left.x1 < right.x0
 
 
 def test_heads_are_drawn_in_another_map_than_inner_products() -> None:
@@ -174,10 +187,21 @@ def test_labels_tell_models_apart_and_stay_short() -> None:
 
 def test_the_telling_numbers_are_the_results_own() -> None:
     told = [(number.value, number.what) for number in telling(BASE)]
-    assert told[0] == ("0.700", "Toeplitzness of P, positions 0..63")
-    assert told[1] == ("0.680", "without the main diagonal")
+    assert told[0] == ("0.700", "Toeplitzness of P, 0..63")
+    assert told[1] == ("0.680", "the same without the main diagonal")
     assert told[4] == ("8 of 12", "heads of layer 0 sense position")
     assert [number.value for number in telling(without_table())] == ["20%"]
+
+
+@pytest.mark.parametrize("found", [BASE, without_table(), without_table(relative=True)])
+def test_every_telling_number_has_a_null_or_a_meaning_beside_it(found: Inspection) -> None:
+    assert all(number.against for number in telling(found))
+
+
+def test_the_numbers_say_how_many_heads_would_take_more_gaussians() -> None:
+    assert telling(BASE)[-1].against == "R² of the curve 0.990; medians of 12 heads; " + (
+        "12 at the ceiling of 2"
+    )
 
 
 def test_a_series_is_in_the_order_of_its_steps() -> None:
@@ -207,6 +231,11 @@ def test_three_models_say_nothing_and_equal_scores_are_refused() -> None:
     assert (three.low, three.high) == (-1.0, 1.0)
     perfect = correlate("m", "Pearson", np.arange(5.0), 2 * np.arange(5.0))
     assert (perfect.value, perfect.low, perfect.high) == (1.0, 1.0, 1.0)
+    for sign in (1, -1):
+        ranks = correlate("m", "Spearman", np.arange(4.0), sign * np.arange(4.0) ** 3)
+        inner, outer = sorted((sign * ranks.low, sign * ranks.high))
+        assert (sign * ranks.value, outer) == (1.0, 1.0)
+        assert -0.8 < inner < -0.6  # four models in order are little evidence
     with pytest.raises(ValueError, match="same value of the scores, 1"):
         correlate("m", "Pearson", np.arange(3.0), np.ones(3))
 
@@ -319,6 +348,41 @@ def test_a_folder_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
     assert {"heat_maps.svg", "windows.svg", "steps.svg", "run--checkpoint-9.curves-0.svg"} <= names
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_figures_of_results_that_are_no_longer_there_go(tmp_path: Path) -> None:
+    first, other = inspection("a", n_heads=1, n=16, layers=(0, 1)), without_table("b")
+    write_folder(tmp_path, Results((first, other)), formats=("png", "svg"), keep=(first, other))
+    figures = tmp_path / "figures"
+    (figures / "mine.png").write_bytes(b"")
+    again = dataclasses.replace(inspection("a", n_heads=1, n=16), fits=())
+    results = Results((again,)).beside(read_folder(tmp_path))
+    write_folder(tmp_path, results, figures_of=(again,), keep=(again,))
+    assert sorted(path.name for path in figures.iterdir()) == [
+        "a.components.png",
+        "a.curves-0.png",
+        "a.matrices-0.png",
+        "a.profiles-0.png",
+        "b.profiles-0.png",
+        "b.profiles-0.svg",
+        "heat_maps.png",
+        "mine.png",
+        "windows.png",
+    ]
+    (tmp_path / "b.json").unlink()
+    write_folder(tmp_path, read_folder(tmp_path))
+    assert not list(figures.glob("b.*"))
+
+
+def test_a_model_under_another_spelling_replaces_itself_and_two_models_share_no_file(
+    tmp_path: Path,
+) -> None:
+    first, again = inspection("runs/a", n_heads=1, n=16), inspection("./runs/a/", n_heads=1, n=16)
+    assert Results((again,)).beside(Results((first,))).inspections == (again,)
+    one, two = (inspection(f"{place}/x/y/z", n_heads=1, n=16) for place in "pq")
+    with pytest.raises(ValueError, match=r"p/x/y/z and q/x/y/z would both .* x--y--z\.json"):
+        write_folder(tmp_path / "out", Results((one, two)), keep=(one, two))
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_where_a_figure_fails(

@@ -206,6 +206,16 @@ def test_a_table_of_k_equal_directions_has_k_effective_dimensions():
     close(report(table).effective_dimensions, 6.0, atol=1e-6, rtol=0)
 
 
+def test_the_null_of_the_effective_dimensions_is_that_of_a_random_table():
+    random = np.random.default_rng(3)
+    table = random.normal(size=(96, 48))
+    found = report(table)
+    close(found.null_effective_dimensions, found.effective_dimensions, atol=0, rtol=0.03)
+    close(found.null_effective_dimensions, 96 * 48 / (96 + 48), atol=0, rtol=0.05)
+    smooth = np.cos(np.arange(96)[:, None] / 5 + np.arange(48))
+    assert report(smooth).effective_dimensions < 3 < 25 < report(smooth).null_effective_dimensions
+
+
 def test_a_table_without_variance_is_measured_all_the_same():
     found = report(np.ones((8, 3)))
     assert (found.whole.r2, found.effective_dimensions, found.components_for_90) == (1.0, 0.0, 0)

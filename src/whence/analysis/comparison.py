@@ -36,7 +36,9 @@ class Correlation(Result):
     """Correlation of a measure with the scores and its 95% interval by Fisher's transformation.
 
     Spearman's interval uses the standard error of Bonett and Wright, sqrt((1 + r^2/2) / (n - 3)).
-    Three models or fewer say nothing: their interval is all of [-1, 1].
+    Three models or fewer say nothing: their interval is all of [-1, 1]. Ranks in perfect order are
+    common among a few models and no proof, and the transformation of 1 is infinite, so their
+    interval starts from half a swap of neighbours, r = 1 - 6 / (n (n^2 - 1)).
     """
 
     measure: str
@@ -95,15 +97,18 @@ def correlate(measure: str, kind: str, x: Doubles, y: Doubles) -> Correlation:
     value = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))
     if n <= 3:
         return Correlation(measure, kind, value, -1.0, 1.0, n)
-    if abs(value) > 1 - 1e-12:
+    perfect, inner = abs(value) > 1 - 1e-12, value
+    if perfect:
         value = math.copysign(1.0, value)
-        return Correlation(measure, kind, value, value, value, n)
-    factor = 1 + value**2 / 2 if kind == "Spearman" else 1.0
+        if kind == "Pearson":
+            return Correlation(measure, kind, value, value, value, n)
+        inner = value * (1 - 6 / (n * (n**2 - 1)))
+    factor = 1 + inner**2 / 2 if kind == "Spearman" else 1.0
     width = DEVIATES * math.sqrt(factor / (n - 3))
-    middle = math.atanh(value)
-    return Correlation(
-        measure, kind, value, math.tanh(middle - width), math.tanh(middle + width), n
-    )
+    low, high = (math.tanh(math.atanh(inner) + side) for side in (-width, width))
+    if perfect:
+        low, high = (low, 1.0) if value > 0 else (-1.0, high)
+    return Correlation(measure, kind, value, low, high, n)
 
 
 def read_scores(path: Path) -> dict[str, float]:

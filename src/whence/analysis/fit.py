@@ -27,8 +27,7 @@ def fit_curve(
     equal if None) multiply the squares. Deterministic; kernels come with the largest |a| first. A
     constant curve has amplitudes 0 and R^2 1. The criterion is BIC, n log(residual^2) +
     (3 S + 1) log n over n lags, where a residual below a millionth of the curve's deviation counts
-    as that millionth. BIC takes neighbouring lags as independent. A table's smooth residuals are
-    not, so it picks many kernels rather than few.
+    as that millionth.
 
         >>> lag = np.arange(-20, 21)
         >>> fit = fit_curve(lag, 2 * np.exp(-0.1 * (lag - 3) ** 2) + 5, kernels=1)
@@ -37,7 +36,7 @@ def fit_curve(
     """
     at_least(1, kernels=kernels)
     problem = problem_of(lag, np.asarray(curve, dtype=float)[None], weights, kernels)
-    return _fits(problem, kernels)[0][-1]
+    return _fits(problem, kernels, n=len(problem.lag), within=np.zeros(1))[0][-1]
 
 
 def fit_heads(
@@ -50,6 +49,12 @@ def fit_heads(
 
     A lag counts as often as its diagonal has entries. A curve too short for `most` kernels is
     fitted with as many as its lags allow. progress(done, all) is called after every few heads.
+
+    The BIC is that of the head's matrix: n log(residual^2 + spread^2) + (3 S + 1) log n, the sum
+    being the mean square of the matrix about the fit, spread and all. A curve is the smooth mean
+    of dependent entries, so what is left of it is no noise, and a BIC of the curve alone buys
+    kernels without end. Against what no function of lag can explain they are soon not worth their
+    price. n is the number of positions: each brings one vector, however many entries it is in.
     """
     at_least(1, most=most)
     groups: dict[bytes, list[int]] = {}
@@ -63,7 +68,10 @@ def fit_heads(
         for part in range(0, len(members), TOGETHER):
             together = members[part : part + TOGETHER]
             curves = np.stack([np.asarray(heads[i].curve, dtype=float) for i in together])
-            found = _fits(problem_of(heads[together[0]].lag, curves, entries, kernels), kernels)
+            spread = np.stack([np.asarray(heads[i].spread, dtype=float) for i in together])
+            within = spread**2 @ entries / entries.sum()
+            problem = problem_of(heads[together[0]].lag, curves, entries, kernels)
+            found = _fits(problem, kernels, n=int(entries.max()), within=within)
             for i, fits in zip(together, found, strict=True):
                 chosen = min(fits, key=lambda fit: fit.criterion).kernels
                 results[i] = HeadFits(heads[i].layer, heads[i].head, fits, chosen)
@@ -164,23 +172,23 @@ def _padded(rows: Iterable[tuple[float, ...]], width: int, fill: float) -> Array
     return np.array([[*row, *[fill] * (width - len(row))] for row in rows], dtype=np.float32)
 
 
-def _fits(problem: Problem, most: int) -> list[tuple[Fit, ...]]:
-    """For each curve, its fits with 1..most kernels."""
+def _fits(problem: Problem, most: int, *, n: int, within: Floats) -> list[tuple[Fit, ...]]:
+    """For each curve, its fits with 1..most kernels; `within` is the variance about the curve."""
     by_kernels = [
-        [_fit(problem, p, shape) for p, shape in enumerate(shapes)]
+        [_fit(problem, p, shape, n, float(within[p])) for p, shape in enumerate(shapes)]
         for shapes in solve(problem, most)
     ]
     return list(zip(*by_kernels, strict=True))
 
 
-def _fit(problem: Problem, p: int, shape: Floats) -> Fit:
-    s, n = shape.shape[-1], len(problem.lag)
+def _fit(problem: Problem, p: int, shape: Floats, n: int, within: float) -> Fit:
+    s, lags = shape.shape[-1], len(problem.lag)
     deviation, mean = float(problem.deviation[p]), float(problem.mean[p])
     if deviation == 0:
         none, floor = (0.0,) * s, FLOOR * max(abs(mean), 1.0)
-        return Fit(s, none, (1.0,) * s, none, mean, 0.0, 1.0, _bic(floor**2, n, s))
+        return Fit(s, none, (1.0,) * s, none, mean, 0.0, 1.0, _bic(floor**2 + within, n, s))
     _, residual, linear, *_ = project(problem, p, shape)
-    left = float(residual[:n] @ residual[:n])  # of a curve with variance 1
+    left = float(residual[:lags] @ residual[:lags])  # of a curve with variance 1
     amplitude = linear[:s] * deviation
     order = np.argsort(-np.abs(amplitude), kind="stable")
     sharpness = np.exp(shape[0]) / problem.half**2
@@ -193,7 +201,7 @@ def _fit(problem: Problem, p: int, shape: Floats) -> Fit:
         level=float(linear[s]) * deviation + mean,
         residual=deviation * left**0.5,
         r2=1 - left,
-        criterion=_bic(max(left, FLOOR**2) * deviation**2, n, s),
+        criterion=_bic(max(left, FLOOR**2) * deviation**2 + within, n, s),
     )
 
 

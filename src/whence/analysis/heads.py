@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from whence.analysis.reading import Reader
 from whence.analysis.results import HeadReport
-from whence.analysis.toeplitz import Diagonals, diagonals
+from whence.analysis.toeplitz import Diagonals, diagonals, random_table
 from whence.checks import require
 
 CORNER = 128  # the largest corner of a matrix that a report keeps
@@ -19,18 +19,27 @@ def head_reports(reader: Reader, *, layer: int = 0, biases: bool = False) -> tup
     """F_h = (E W_Q)(E W_K)^T * scale for each head h of a layer, with its curve and measures.
 
     Whether a head is sensitive to position is relative to its layer, see `sensitive`. A causal
-    model's measures take the lags <= 0 alone; its matrix is shown whole.
+    model's measures take the lags <= 0 alone; its matrix is shown whole. The null of R^2 is that of
+    one random table with the same row norms, read by the same head.
     """
+    causal = reader.stack.causal
+    scores = positional_attention(reader, layer, biases=biases)
+    nulls = positional_attention(reader, layer, biases=biases, random=np.random.default_rng(0))
     return sensitive(
         [
-            report(matrix, layer, head, biases, causal=reader.stack.causal)
-            for head, matrix in enumerate(positional_attention(reader, layer, biases=biases))
+            dataclasses.replace(
+                report(matrix, layer, head, biases, causal=causal),
+                null_r2=diagonals(null, causal=causal).r2(),
+            )
+            for head, (matrix, null) in enumerate(zip(scores, nulls, strict=True))
         ]
     )
 
 
-def positional_attention(reader: Reader, layer: int, *, biases: bool) -> Float[np.ndarray, "h n n"]:
-    """F of all heads, from the vectors as stored.
+def positional_attention(
+    reader: Reader, layer: int, *, biases: bool, random: np.random.Generator | None = None
+) -> Float[np.ndarray, "h n n"]:
+    """F of all heads, from the vectors as stored, or from random ones of the same norms.
 
     With biases, each projection on the way adds its own: ALBERT's from 128 dimensions to the
     model's, W_Q and W_K. The LayerNorm between table and projections is left out, as it depends on
@@ -39,6 +48,8 @@ def positional_attention(reader: Reader, layer: int, *, biases: bool) -> Float[n
     table = reader.table()
     require(table is not None, f"{reader.checkpoint.name} has no position table.")
     assert table is not None
+    if random is not None:
+        table = random_table(table, random)
     projection, parts = reader.projection(), reader.projections(layer)
     if projection is not None:
         table = table @ projection[0].T + biases * projection[1]

@@ -106,7 +106,10 @@ def _notes(reader: Reader) -> list[str]:
     others = [one.name for one in reader.family.stacks if one.name != reader.stack.name]
     if not others:
         return []
-    return [f"this is the {reader.stack.name}; ask for the {others[0]} with stack={others[0]!r}"]
+    return [
+        f"this is the {reader.stack.name}; ask for the {others[0]} with stack={others[0]!r} "
+        f"(--stack {others[0]})"
+    ]
 
 
 def _head_notes(reader: Reader, layer: int, biases: bool) -> list[str]:

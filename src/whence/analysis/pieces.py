@@ -97,8 +97,8 @@ def _cut(
     n = min(len(ids) for ids in encoded)
     require(
         n >= SHORTEST,
-        f"{pieces} pieces of this text have only {n} tokens each between special ones, and "
-        f"{SHORTEST} are the fewest to measure on. Give a longer text, or ask for fewer pieces.",
+        f"the text is too short: cut into {pieces} pieces, the shortest has {n} tokens, and "
+        f"{SHORTEST} are the fewest to measure on. Give a text of some {pieces * length} tokens.",
     )
     if n < length - special:
         note(f"the text is short: {pieces} pieces of {n} tokens, not of {length - special}")

@@ -57,6 +57,7 @@ class TableReport(Result):
     monotonicity: float  # in [-1, 1]: does the inner product fall with distance?
     symmetry: float  # in [0, 1]: is P's lag curve the same to both sides, diagonal by diagonal
     effective_dimensions: float  # participation ratio of the principal components
+    null_effective_dimensions: float  # of a random table with the same row norms
     components_for_90: int  # components that explain nine tenths of the variance
     explained: Array  # [d] share of the variance of every component
     components: tuple[Component, ...]  # the leading ones
@@ -77,6 +78,7 @@ class HeadReport(Result):
     r2_off_diagonal: float
     strength: float  # deviation of the curve over lags, in logits
     sensitive: bool  # to position: the rule is in the code's docstring
+    null_r2: float | None = None  # of a random table read by the same head; None for a stated curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,7 @@ class Fit(Result):
     level: float  # a constant, which a softmax does not see, fitted along and left out of TISA
     residual: float  # root mean square of what is left
     r2: float
-    criterion: float  # BIC: smaller is better
+    criterion: float  # BIC, the spread about the curve counted: smaller is better
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,7 +98,7 @@ def _restored(kind: Any, data: Any) -> Any:
         require(
             not missing,
             f"this {name} has no {', '.join(missing)}: another version of whence wrote it. "
-            "Run the command that made it again.",
+            "Run the command that made it again, or delete it.",
         )
         make: Any = kind
         return make(**{key: _restored(hints[key], data[key]) for key in hints})

@@ -141,13 +141,8 @@ def table_report(
         f"the position table has {n} positions; its diagonals say something from {FEWEST_ROWS} on.",
     )
     gram = table @ table.T
-    random, norms = np.random.default_rng(seed), np.linalg.norm(table, axis=1, keepdims=True)
-    nulls = []
-    for _ in range(draws):
-        null = random.standard_normal(table.shape)
-        null /= np.linalg.norm(null, axis=1, keepdims=True)
-        null *= norms
-        nulls.append(null @ null.T)
+    random = np.random.default_rng(seed)
+    nulls = [null @ null.T for null in (random_table(table, random) for _ in range(draws))]
     share, scores = principal_components(gram, min(table.shape))
     return TableReport(
         space=space,
@@ -158,6 +153,7 @@ def table_report(
         monotonicity=monotonicity(gram),
         symmetry=symmetry(gram),
         effective_dimensions=float(1 / (share**2).sum()) if share.any() else 0.0,
+        null_effective_dimensions=float(np.mean([_participation(null) for null in nulls])),
         components_for_90=int(np.searchsorted(share.cumsum(), 0.9) + 1) if share.any() else 0,
         explained=share.astype(np.float32),
         components=tuple(
@@ -165,6 +161,16 @@ def table_report(
             for part, values in zip(share[:leading], scores.T[:leading], strict=True)
         ),
     )
+
+
+def random_table(
+    table: Float[np.ndarray, "n d"], random: np.random.Generator
+) -> Float[np.ndarray, "n d"]:
+    """Gaussian vectors with the norms of the table's: what a table without any order looks like."""
+    null: Float[np.ndarray, "n d"] = random.standard_normal(table.shape)
+    null /= np.linalg.norm(null, axis=1, keepdims=True)
+    null *= np.linalg.norm(table, axis=1, keepdims=True)
+    return null
 
 
 def window_stops(n: int) -> tuple[int, ...]:
@@ -199,7 +205,7 @@ def principal_components(
 
     From the Gram matrix of the centred rows alone. Signs are free: the largest score is positive.
     """
-    centred = gram - gram.mean(axis=0) - gram.mean(axis=1, keepdims=True) + gram.mean()
+    centred = _centred(gram)
     size, direction = np.linalg.eigh(centred)
     size, direction = size[::-1][:most].clip(min=0), direction[:, ::-1][:, :most]
     peak = np.take_along_axis(direction, np.abs(direction).argmax(axis=0)[None], axis=0)
@@ -208,6 +214,21 @@ def principal_components(
     noise = len(gram) * np.finfo(np.float64).eps * np.trace(gram)
     share = size / total if total > noise else np.zeros_like(size)
     return share, scores
+
+
+def _centred(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+    """The Gram matrix of the rows less their mean."""
+    centred: Float[np.ndarray, "n n"] = (
+        gram - gram.mean(axis=0) - gram.mean(axis=1, keepdims=True) + gram.mean()
+    )
+    return centred
+
+
+def _participation(gram: Float[np.ndarray, "n n"]) -> float:
+    """Effective dimensions without the components: trace^2 / sum of squares."""
+    centred = _centred(gram)
+    squares = (centred**2).sum()
+    return float(np.trace(centred) ** 2 / squares) if squares > 0 else 0.0
 
 
 def component(explained: float, values: Float[np.ndarray, " n"]) -> Component:

@@ -49,12 +49,20 @@ def compare_checkpoints(
             one_of("format", name, FORMATS)
         known = None if scores is None else read_scores(scores)
         with progress_bar() as say:
-            from whence.report.folder import Results, check_folder, read_folder, write_folder
+            from whence.report.folder import (
+                COMPARISON,
+                Results,
+                check_folder,
+                read_folder,
+                result_name,
+                write_folder,
+            )
 
             check_folder(out)
-            earlier = read_folder(out)
+            names = series(models)
+            earlier = read_folder(out, but=(COMPARISON, *map(result_name, names)))
             found = inspect_all(
-                series(models),
+                names,
                 fit=False,
                 profiles=False,
                 allow_pickle=allow_pickle,
@@ -106,35 +114,34 @@ def _print(comparison: "Comparison") -> None:
 
     points = comparison.points
     scored = any(point.score is not None for point in points)
-    console, table = Console(highlight=False, markup=False), Table(box=box.SIMPLE)
+    console, table = (
+        Console(highlight=False, markup=False),
+        Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True),
+    )
     near = points[0].near
     table.add_column("model", overflow="fold")
     for heading in (
-        "R²",
-        "(random)",
-        "off diagonal",
-        "(random)",
-        f"R², {near.start}..{near.stop - 1}",
-        "dimensions",
+        "R²\n(random)",
+        "off diagonal\n(random)",
+        f"R², {near.start}..{near.stop - 1}\n(random)",
+        "dimen-\nsions",
         *(("score",) if scored else ()),
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for label, point in zip(labels([point.model for point in points]), points, strict=True):
         whole = point.whole
         table.add_row(
             label,
-            f"{whole.r2:.3f}",
-            _number(whole.null_r2),
-            f"{whole.r2_off_diagonal:.3f}",
-            _number(whole.null_r2_off_diagonal),
-            f"{point.near.r2:.3f}",
+            _beside(whole.r2, whole.null_r2),
+            _beside(whole.r2_off_diagonal, whole.null_r2_off_diagonal),
+            _beside(point.near.r2, point.near.null_r2),
             f"{point.effective_dimensions:.1f}",
-            *((_number(point.score, ".4g"),) if scored else ()),
+            *(("" if point.score is None else f"{point.score:.4g}",) if scored else ()),
         )
     console.print(table)
     for entry in comparison.correlations:
         console.print(f"score and R² ({entry.measure}): {sentence(entry)}", soft_wrap=True)
 
 
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "" if value is None else format(value, form)
+def _beside(value: float, null: float | None) -> str:
+    return f"{value:.3f}" if null is None else f"{value:.3f} ({null:.3f})"

@@ -15,6 +15,14 @@ from whence.cli.specs import read_specs
 if TYPE_CHECKING:
     from whence.analysis.criteria import CriteriaReport, Criterion
 
+HEADINGS = {  # in short lines, so that a table fits 80 columns
+    "inductive": "induc-\ntive",
+    "data-driven": "data-\ndriven",
+    "parameter efficient": "parameter\nefficient",
+    "translation invariant": "trans-\nlation\ninvariant",
+    "parallelizable": "parallel-\nizable",
+    "interpretable": "inter-\npretable",
+}
 MARKS = {True: "✓", False: "✗", None: "-"}
 
 
@@ -49,10 +57,13 @@ def criteria(
 
 def _print(report: "CriteriaReport") -> None:
     console = Console(markup=False, highlight=False)
-    table = Table(box=box.SIMPLE)
+    narrow = console.width < 100
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 0 if narrow else 1))
     table.add_column("method", no_wrap=True)
     for name in report.rules:
-        table.add_column(name)
+        heading = HEADINGS[name]
+        # No word of a heading or cell may be cut: a row takes more lines instead.
+        table.add_column(heading, min_width=max(map(len, heading.split("\n"))), overflow="fold")
     table.add_column("time", justify="right", no_wrap=True)
     for row in report.rows:
         cells = [_cell(cell) for cell in row.criteria]

@@ -76,10 +76,16 @@ def inspect(
             one_of("format", name, FORMATS)
         words = None if text is None else read_text(text)
         with progress_bar() as say:
-            from whence.report.folder import Results, check_folder, read_folder, write_folder
+            from whence.report.folder import (
+                Results,
+                check_folder,
+                read_folder,
+                result_name,
+                write_folder,
+            )
 
             check_folder(out)
-            earlier = read_folder(out)
+            earlier = read_folder(out, but=map(result_name, models))
             found = inspect_all(
                 models,
                 layer=layer,
@@ -193,7 +199,7 @@ def print_numbers(found: Sequence["Inspection"], *, most: int | None = None) -> 
         )
         table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
         table.add_column("", justify="right", no_wrap=True, style="bold")
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         table.add_column("", style="dim")
         for number in telling(entry)[:most]:
             table.add_row(number.value, number.what, number.against)

@@ -49,7 +49,7 @@ def _table(found: "ParametersTable") -> Table:
     table.add_column("method", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("grows with length", no_wrap=True)
+    table.add_column("grows\nwith length", no_wrap=True)
     table.add_column("formula")
     for row in found.rows:
         if row.count is None or row.share is None:

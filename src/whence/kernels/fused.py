@@ -1,6 +1,5 @@
 """The fused backend: Triton kernels in one pass, linear memory, gradients in a fixed order."""
 
-import functools
 import importlib.util
 import os
 
@@ -12,13 +11,16 @@ from whence.kernels.call import AttentionCall
 from whence.lag import LagBias
 
 HALF = (torch.float16, torch.bfloat16)
+# Read once: a compiler that traces `refuse` can follow a constant, not a look at the system.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, reads it at import
 
 
 def refuse(call: AttentionCall) -> str | None:
     """Why this backend cannot run the call, or None."""
-    if call.q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if call.q.device.type != "cuda" and not INTERPRETED:
         return f"runs on an NVIDIA GPU, got {call.q.device.type}. Take backend='sdpa'."
-    if not _has_triton():
+    if not HAS_TRITON:
         return "needs Triton, which is not installed. Take backend='sdpa'."
     if call.q.dtype not in (torch.float32, *HALF):
         return f"has no kernels for {call.q.dtype}. Take backend='sdpa'."
@@ -64,11 +66,6 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
     numbers = Numbers(float(call.scale), sight.q_start, before, after, call.dropout, slopes)
     return lag_attention(q, k, v, inputs, numbers)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _lag_parts(

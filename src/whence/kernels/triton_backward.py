@@ -52,6 +52,7 @@ def weights_and_slopes(
     BAND: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
@@ -85,6 +86,7 @@ def weights_and_slopes(
             REGION,
             TAILS,
             SLOPES,
+            PER_ROW,
         )
     weights = tl.exp2(logits - lse)
     if KEYS or SEGMENTS or not EVEN or (BEFORE and REGION < 2) or (AFTER and REGION > 0):
@@ -105,9 +107,12 @@ def weights_and_slopes(
         )
         weights = tl.where(seen & (row < n_q), weights, 0.0)
     if VALUES:
-        lag = col - (row + q_start)
-        bucket = tl.minimum(tl.maximum(lag, -value_reach), value_reach) + value_reach
-        place = row.to(tl.int64) * (2 * value_reach + 1) + bucket
+        place = row.to(tl.int64) * (2 * value_reach + 1)
+        if REGION == 1:
+            lag = col - (row + q_start)
+            place += tl.minimum(tl.maximum(lag, -value_reach), value_reach) + value_reach
+        if REGION == 2:  # far tiles lie in an end row of the table: one number a query row
+            place += 2 * value_reach
         d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
     met = weights
     if DROPOUT:
@@ -178,6 +183,7 @@ def key_kernel(
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
@@ -300,6 +306,7 @@ def key_kernel(
                     BAND,
                     TAILS,
                     SLOPES,
+                    PER_ROW,
                     VALUES,
                     BEFORE,
                     AFTER,
@@ -385,6 +392,7 @@ def query_kernel(
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
@@ -505,6 +513,7 @@ def query_kernel(
                 BAND,
                 TAILS,
                 SLOPES,
+                PER_ROW,
                 VALUES,
                 BEFORE,
                 AFTER,

@@ -50,6 +50,7 @@ def _range(
     BAND: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
@@ -96,6 +97,7 @@ def _range(
                 REGION,
                 TAILS,
                 SLOPES,
+                PER_ROW,
             )
         if MASKED:
             seen = visible(
@@ -213,6 +215,7 @@ def forward_kernel(
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
@@ -325,6 +328,7 @@ def forward_kernel(
             BAND,
             TAILS,
             SLOPES,
+            PER_ROW,
             VALUES,
             BEFORE,
             AFTER,

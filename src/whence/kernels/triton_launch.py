@@ -225,7 +225,9 @@ def _shared_band(
     # With an extent most diagonals are empty, but only the device knows which: few programs each
     # take every n-th of them. Then as many shares of a diagonal as keep the GPU busy.
     slots = min(diagonals, 8 if inputs.extent is not None else 64)
-    parts = max(1, min(tiles, 1024 // max(1, min(slots, 4) * h * batches), 64))
+    busy = 4096 // max(1, min(slots, 4) * h * batches)
+    room = 2**25 // (diagonals * batches * h * 2 * block * 4)  # of memory for the shares: 32 MB
+    parts = max(1, min(tiles, busy, room, 64))
     part = torch.empty(diagonals, parts, batches, h, 2, block, dtype=torch.float32, device=q.device)
     band_kernel[(slots, parts, batches * h)](
         q,
@@ -334,6 +336,7 @@ def _flags(inputs: Inputs, numbers: Numbers) -> dict[str, bool]:
         "EXTENT": inputs.extent is not None,
         "TAILS": inputs.tails is not None,
         "SLOPES": numbers.slopes,
+        "PER_ROW": inputs.band is not None and inputs.band.shape[2] > 1,
         "VALUES": inputs.table is not None,
         "BEFORE": numbers.before >= 0,
         "AFTER": numbers.after >= 0,

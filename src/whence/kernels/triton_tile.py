@@ -59,6 +59,7 @@ def bias_at(
     REGION: tl.constexpr,  # 0 far left, 1 near, 2 far right
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,  # a band for each query, not one for all
 ):
     """The bias of every cell of a tile, in base 2: the band near the diagonal, a tail beyond."""
     lag = col - (row + q_start)
@@ -81,8 +82,11 @@ def bias_at(
         bias = right
     if REGION == 1:
         inside = (lag >= -reach) & (lag <= reach)
-        place = row.to(tl.int64) * stride_band_q + (lag + reach)
-        bias = tl.load(band_ptr + place, mask=inside & there, other=0.0)
+        if PER_ROW:
+            place = row.to(tl.int64) * stride_band_q + (lag + reach)
+            bias = tl.load(band_ptr + place, mask=inside & there, other=0.0)
+        else:
+            bias = tl.load(band_ptr + (lag + reach), mask=inside, other=0.0)
         if TAILS:
             bias = tl.where(inside, bias, tl.where(lag < 0, left, right))
     return bias * LOG2E

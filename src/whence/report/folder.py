@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,11 @@ from whence.report.windows import draw_windows
 R = TypeVar("R", bound=Result)
 KINDS = {kind.__name__: kind for kind in (Inspection, Comparison, CriteriaReport)}
 PAGE, COMPARISON = "page.html", "comparison.json"
+SHARED = ("heat_maps", "windows", "steps", "scores")  # figures of all models of a folder
+FIGURE = re.compile(
+    rf"({'|'.join(SHARED)}"
+    r"|(?P<model>.+)\.(components|(curves|matrices|stated|fits|profiles)-\d+))\.(png|svg|pdf)"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +51,8 @@ class Results:
 
     def beside(self, earlier: "Results") -> "Results":
         """With what an earlier run left and this one does not replace, after it."""
-        ours = {entry.model.name for entry in self.inspections}
-        others = (entry for entry in earlier.inspections if entry.model.name not in ours)
+        ours = {file_name(entry.model.name) for entry in self.inspections}
+        others = (entry for entry in earlier.inspections if file_name(entry.model.name) not in ours)
         return Results(
             (*self.inspections, *others),
             self.comparison or earlier.comparison,
@@ -55,10 +60,16 @@ class Results:
         )
 
 
-def read_folder(folder: Path) -> Results:
-    """All results in the JSON files of a folder; JSON of another kind is left alone."""
+def read_folder(folder: Path, *, but: Iterable[str] = ()) -> Results:
+    """All results in the JSON files of a folder; JSON of another kind is left alone.
+
+    `but` are files that are about to be replaced, so that it does not matter what they hold.
+    """
     found: dict[str, list[tuple[Path, str]]] = {name: [] for name in KINDS}
+    replaced = set(but)
     for path in sorted(folder.glob("*.json")):
+        if path.name in replaced:
+            continue
         text = path.read_text(encoding="utf-8")
         try:
             data = json.loads(text)
@@ -87,14 +98,17 @@ def write_folder(
 ) -> Path:
     """Results to keep as JSON, figures and the page, built aside and then moved in: the page.
 
-    `figures_of` are the models that get figures of their own (None: all).
+    `figures_of` are the models that get figures of their own (None: all). Figures that an earlier
+    run drew from results that are no longer there go.
     """
     say = progress or (lambda what, share: None)
     require(len(new.inspections) > 0, f"there is no result to show in {folder}.")
-    drawings = list(_drawings(new, new.inspections if figures_of is None else figures_of))
+    _check_names(keep)
+    own = new.inspections if figures_of is None else figures_of
+    drawings = list(_drawings(new, own))
     with _moved_into(folder) as aside:
         for entry in keep:
-            entry.save(aside / f"{file_name(entry.model.name)}.json")
+            entry.save(aside / result_name(entry.model.name))
         if keep and new.comparison is not None:
             new.comparison.save(aside / COMPARISON)
         for place, (name, draw) in enumerate(drawings):
@@ -103,6 +117,13 @@ def write_folder(
             for form in formats:
                 save_figure(figure, aside / "figures" / f"{name}.{form}")
         save_page(new.inspections, aside / PAGE, comparison=new.comparison, criteria=new.criteria)
+    drawn = {f"{name}.{form}" for name, _ in drawings for form in formats}
+    replaced = {file_name(entry.model.name) for entry in (*own, *keep)}
+    valid = {file_name(entry.model.name) for entry in new.inspections} - replaced
+    for path in (folder / "figures").glob("*"):
+        ours = FIGURE.fullmatch(path.name)
+        if ours and path.name not in drawn and ours["model"] not in valid:
+            path.unlink()
     return folder / PAGE
 
 
@@ -110,6 +131,23 @@ def file_name(model: str) -> str:
     """A model's name as that of a file: organisation--name, and of a path the last three parts."""
     parts = [part for part in model.split("/") if part.strip(".~")][-3:]
     return re.sub(r"[^\w.-]+", "-", "--".join(parts)) or "model"
+
+
+def result_name(model: str) -> str:
+    """The file of a model's results."""
+    return f"{file_name(model)}.json"
+
+
+def _check_names(inspections: Sequence[Inspection]) -> None:
+    """Two models may not go into one file."""
+    names: dict[str, str] = {}
+    for model in (entry.model.name for entry in inspections):
+        other = names.setdefault(file_name(model), model)
+        require(
+            other == model,
+            f"{other} and {model} would both be written to {result_name(model)}: "
+            "inspect them into two folders.",
+        )
 
 
 def check_folder(folder: Path) -> None:

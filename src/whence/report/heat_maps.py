@@ -25,7 +25,7 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
     figure, grid = panels(
         len(drawn),
         columns=columns,
-        size=(3.4, 2.95) if len(drawn) > 1 else (4.9, 4.6),
+        size=(3.4, 3.2) if len(drawn) > 1 else (4.9, 4.6),
         share=False,
         heading="Inner products of position embeddings",
         detail="P = E Eᵀ, one cell for two positions. R² of the best Toeplitz fit below each.",
@@ -37,7 +37,7 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
             table.gram, cmap=INNER_PRODUCTS, vmin=low, vmax=high, extent=(0, n, n, 0)
         )
         title(axes, name)
-        axes.set_xlabel(caption(table), fontsize=7, color=INK)
+        axes.set_xlabel(caption(table, ",\n"), fontsize=7, color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         plain(axes, grid=False)
@@ -55,11 +55,11 @@ def limits(table: TableReport) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def caption(table: TableReport) -> str:
+def caption(table: TableReport, between: str = ", ") -> str:
     """Both measures of the whole table, each beside its null."""
     whole = table.whole
     first, second = f"R² {whole.r2:.3f}", f"off the diagonal {whole.r2_off_diagonal:.3f}"
     if whole.null_r2 is not None and whole.null_r2_off_diagonal is not None:
         first += f" (random: {whole.null_r2:.3f})"
         second += f" ({whole.null_r2_off_diagonal:.3f})"
-    return f"{first}, {second}"
+    return f"{first}{between}{second}"

@@ -220,7 +220,9 @@ def fits(page: Page, inspections: Sequence[Inspection]) -> str:
         body += (
             _titled(inspections, entry)
             + f'<figure class="alone">{chart}<figcaption>What S Gaussians leave unexplained, '
-            "a line a head; the marked S is the one that BIC picks.</figcaption></figure>"
+            "a line a head. Marked is the S that BIC picks, to which all that no function of lag "
+            "explains of the head is noise; a mark at the last S says that more might "
+            "pay.</figcaption></figure>"
             '<details><summary>Parameters</summary><div class="scroll"><table><tr>'
             "<th>layer.head</th><th>S</th><th>R²</th><th>residual</th><th>Gaussians of the lag k"
             f"</th></tr>{rows}</table></div></details>"

@@ -79,11 +79,12 @@ def draw_scores(comparison: Comparison) -> Figure:
         axes.plot(ends, slope * ends + level, color=GRID, linewidth=2, zorder=1)
         axes.scatter(x, scores, color=BLUE, s=26, zorder=3)
         for place, name in enumerate(labels([point.model for point in comparison.points], 22)):
+            right = x[place] > ends.mean()  # the label goes inwards, away from the axes' end
             axes.annotate(
                 name,
                 (x[place], scores[place]),
-                xytext=(4, 4) if x[place] <= np.median(x) else (-4, 4),
-                ha="left" if x[place] <= np.median(x) else "right",
+                xytext=(-4, 4) if right else (4, 4),
+                ha="right" if right else "left",
                 textcoords="offset points",
                 fontsize=6.5,
                 color=INK,

@@ -31,7 +31,7 @@ def telling(inspection: Inspection) -> list[Number]:
             Number(
                 "Toeplitzness of P, all positions",
                 f"{whole.r2:.3f}",
-                f"Toeplitzness of P, positions {whole.start}..{last}",
+                f"Toeplitzness of P, {whole.start}..{last}",
                 _random(whole.null_r2),
             )
         )
@@ -39,7 +39,7 @@ def telling(inspection: Inspection) -> list[Number]:
             Number(
                 "without the main diagonal",
                 f"{whole.r2_off_diagonal:.3f}",
-                "without the main diagonal",
+                "the same without the main diagonal",
                 _random(whole.null_r2_off_diagonal),
             )
         )
@@ -49,8 +49,9 @@ def telling(inspection: Inspection) -> list[Number]:
                 Number(
                     "Toeplitzness of P, near",
                     f"{near.r2:.3f}",
-                    f"Toeplitzness of P, positions {near.start}..{near.stop - 1}",
-                    _random(near.null_r2),
+                    f"Toeplitzness of P, {near.start}..{near.stop - 1}",
+                    f"{_random(near.null_r2)}; without the diagonal {near.r2_off_diagonal:.3f}, "
+                    f"{_random(near.null_r2_off_diagonal)}",
                 )
             )
         numbers.append(
@@ -58,7 +59,8 @@ def telling(inspection: Inspection) -> list[Number]:
                 "effective dimensions",
                 f"{table.effective_dimensions:.1f}",
                 "effective dimensions of the table",
-                f"of {len(table.explained)}; {table.components_for_90} hold 90% of variance",
+                f"random table: {table.null_effective_dimensions:.1f}; {table.components_for_90} "
+                f"of {len(table.explained)} hold 90% of the variance",
             )
         )
     numbers += _of_heads(inspection.heads, "positional attention")
@@ -71,17 +73,22 @@ def telling(inspection: Inspection) -> list[Number]:
                 "logit variance by lag, at most",
                 f"{best.explained:.0%}",
                 "of a head's logit variance is by lag",
-                f"the most: {best.layer}.{best.head}; mean {mean:.0%}",
+                f"in layer {best.layer}, head {best.head}, the most of {len(inspection.profiles)}; "
+                f"mean {mean:.0%}",
             )
         )
     if inspection.fits:
         fits = [picked(entry) for entry in inspection.fits]
+        most = max(fit.kernels for entry in inspection.fits for fit in entry.fits)
+        full = sum(fit.kernels == most for fit in fits)
+        ceiling = f"; {full} at the ceiling of {most}" if full and most > 1 else ""
         numbers.append(
             Number(
                 "Gaussians a head",
                 f"{float(np.median([fit.kernels for fit in fits])):g}",
-                "Gaussians fit a head's lag curve",
-                f"medians; R² {float(np.median([fit.r2 for fit in fits])):.3f}",
+                "Gaussians for a lag curve, by BIC",
+                f"R² of the curve {float(np.median([fit.r2 for fit in fits])):.3f}; medians of "
+                f"{len(fits)} heads{ceiling}",
             )
         )
     return numbers
@@ -94,7 +101,10 @@ def _of_heads(heads: Sequence[HeadReport], what: str) -> list[Number]:
     layers = sorted({head.layer for head in heads})
     of = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}..{layers[-1]}"
     biases = "with biases" if heads[0].with_biases else "without biases"
-    against = f"R² {min(r2):.2f} to {max(r2):.2f}, {biases}"
+    against = f"R² {min(r2):.2f} to {max(r2):.2f} {biases}"
+    nulls = [head.null_r2 for head in heads if head.null_r2 is not None]
+    if nulls:
+        against += f"; random table: {min(nulls):.2f} to {max(nulls):.2f}"
     if what == "stated bias":
         against = f"{what}, a function of lag alone"
     return [

@@ -1,0 +1,67 @@
+"""The pictures of the docs and the numbers beside them, from one run of `whence demo`.
+
+    python docs/make_pictures.py            run the demo, then copy
+    python docs/make_pictures.py FOLDER     copy from what `whence demo --out FOLDER` wrote
+
+It writes docs/*.png and results/inspect_minilm.json, the inspection without its arrays, from which
+docs/make_tables.py makes tables. It needs the model: `make demo` installs it.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from whence.analysis.results import Inspection
+from whence.report import telling
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "sentence-transformers--all-MiniLM-L6-v2"
+PICTURES = {
+    "lag_curves.png": "lag_curves.png",
+    "demo/figures/heat_maps.png": "inspect_minilm.png",
+    "demo/figures/windows.png": "inspect_windows.png",
+    f"demo/figures/{MODEL}.curves-0.png": "inspect_curves.png",
+    f"demo/figures/{MODEL}.fits-0.png": "inspect_fits.png",
+    f"demo/figures/{MODEL}.profiles-0.png": "inspect_profiles.png",
+}
+LARGEST = 300_000  # bytes of a picture
+
+
+def copy(folder: Path) -> None:
+    """Everything, or nothing: all files are read before one is written."""
+    pictures = {target: (folder / source).read_bytes() for source, target in PICTURES.items()}
+    for name, data in pictures.items():
+        if len(data) > LARGEST:
+            raise SystemExit(f"{name} has {len(data):,} bytes, more than {LARGEST:,}.")
+    found = Inspection.load(folder / "demo" / f"{MODEL}.json")
+    if found.table is None:
+        raise SystemExit(f"{MODEL} has no position table: is this the demo's folder?")
+    numbers = {
+        "model": asdict(found.model),
+        "versions": found.versions,
+        "notes": found.notes,
+        "telling": [asdict(number) for number in telling(found)],
+        "windows": [asdict(window) for window in (*found.table.windows, found.table.whole)],
+    }
+    for name, data in pictures.items():
+        (ROOT / "docs" / name).write_bytes(data)
+    text = json.dumps(numbers, indent=1, ensure_ascii=False) + "\n"
+    (ROOT / "results" / "inspect_minilm.json").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Run the demo unless its folder is given."""
+    if len(sys.argv) > 1:
+        copy(Path(sys.argv[1]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "whence", "demo", "--out", folder]
+        subprocess.run(command, check=True)
+        copy(Path(folder))
+
+
+if __name__ == "__main__":
+    main()
