@@ -1,9 +1,9 @@
-"""All of `inspect` on a random BERT-base: seconds for each part and peak memory, on two threads.
+"""All of `whence inspect` on a random BERT-base: seconds by part and peak memory, on two threads.
 
     python benchmarks/inspect_model.py
 
-It writes results/cpu/inspect.json. The bar is 20 s and 2 GB. The model is saved first and inspected
-in a process of its own, so that building it counts for nothing. (A file named inspect.py in this
+It writes results/cpu/inspect.json. The bar is 20 s and 2 GB, figures and page included. The model is
+saved first and inspected in a process of its own, so that building it counts for nothing. (A file named inspect.py in this
 folder would hide Python's own module of that name.)
 """
 
@@ -48,6 +48,12 @@ def measured(folder: Path) -> dict[str, object]:
         last, doing = now, what
 
     found = inspect(folder, profiles=True, progress=progress)
+    progress("loading what draws", 1.0)
+    from whence.report.folder import Results, write_folder
+
+    progress("figures and page", 1.0)
+    write_folder(folder / "out", Results((found,)), keep=(found,))
+    progress("done", 1.0)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB on Linux
     return {

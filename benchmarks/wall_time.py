@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 MORE = 2  # rounds at the most, as a multiple of those asked for, while others disturb
 SHARE, SLACK = 0.1, 0.03  # of a core, and seconds: the system counts in hundredths of a second
 
@@ -29,6 +31,17 @@ class Sample:
     def disturbed(self) -> bool:
         """Whether others took more than the counters' own uncertainty."""
         return self.others > SHARE * self.wall + SLACK
+
+
+def settle_malloc() -> None:
+    """Bring glibc's malloc where the first training step of any model brings it.
+
+    It gives large freed blocks back to the system, and every page of the next one costs a fault,
+    until a block of up to 32 MiB has been freed: from then on it keeps blocks of that size. Without
+    this a step's time depends on what happened to run before it.
+    """
+    block = torch.ones(31 << 20, dtype=torch.uint8)
+    del block
 
 
 def busy() -> float:
@@ -58,6 +71,7 @@ def take_turns(steps: dict[str, Callable[[], object]], repeats: int) -> dict[str
     the least disturbed.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in steps}
+    settle_malloc()
     for step in steps.values():
         step()
     names = list(steps)

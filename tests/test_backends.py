@@ -218,6 +218,14 @@ def test_explain_tells_what_each_backend_would_do() -> None:
     assert {name: runs for name, runs, _ in half.rows}["reference"] is False
 
 
+def test_explain_names_a_band_that_is_as_long_as_the_keys() -> None:
+    q = torch.randn(1, 2, 9, 4)
+    wide = LagBias.clipped(torch.zeros(1, 2, 9, 17))
+    assert "linear memory; the bias is 17 lags for each query" in str(explain(q, q, q, bias=wide))
+    narrow = LagBias.clipped(torch.zeros(1, 2, 9, 5))
+    assert "lags for each query" not in str(explain(q, q, q, bias=narrow))
+
+
 def test_nothing_to_attend_to_gives_zeros() -> None:
     q, none = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 0, 4)
     for backend in ("reference", "sdpa"):

@@ -53,6 +53,7 @@ def compare_checkpoints(
                 COMPARISON,
                 Results,
                 check_folder,
+                check_names,
                 read_folder,
                 result_name,
                 write_folder,
@@ -60,6 +61,7 @@ def compare_checkpoints(
 
             check_folder(out)
             names = series(models)
+            check_names(names)
             earlier = read_folder(out, but=(COMPARISON, *map(result_name, names)))
             found = inspect_all(
                 names,

@@ -79,12 +79,14 @@ def inspect(
             from whence.report.folder import (
                 Results,
                 check_folder,
+                check_names,
                 read_folder,
                 result_name,
                 write_folder,
             )
 
             check_folder(out)
+            check_names(models)
             earlier = read_folder(out, but=map(result_name, models))
             found = inspect_all(
                 models,

@@ -30,6 +30,13 @@ class AttentionCall:
     scale: float
     dropout: float
 
+    def caveat(self) -> str:
+        """What "linear memory" leaves out: a band for each query that is as long as the keys."""
+        if self.lag is None or self.lag.band.shape[2] == 1:
+            return ""
+        width = self.lag.band.shape[-1]
+        return f"; the bias is {width} lags for each query" if width > self.sight.n_k else ""
+
     def with_kv_heads_expanded(self) -> "AttentionCall":
         """The same call with a key and value head for every query head."""
         groups = self.q.shape[1] // self.k.shape[1]

@@ -41,7 +41,7 @@ def note(call: AttentionCall) -> str:
     """What `explain` says of it."""
     if call.lag is not None and call.lag.band.shape[2] == 1:
         return "one pass, linear memory; the band's gradient by block-diagonals, no atomics"
-    return "one pass, linear memory; no atomics"
+    return "one pass, linear memory; no atomics" + call.caveat()
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:

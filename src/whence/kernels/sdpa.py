@@ -29,8 +29,8 @@ def note(call: AttentionCall) -> str:
     if call.dense:
         return "blocks of queries, the dense bias built a block at a time: linear memory"
     if _can_split(call):
-        return "blocks of queries, far keys by the flash kernel: linear memory"
-    return "blocks of queries: linear memory"
+        return "blocks of queries, far keys by the flash kernel: linear memory" + call.caveat()
+    return "blocks of queries: linear memory" + call.caveat()
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:

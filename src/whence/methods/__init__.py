@@ -29,29 +29,31 @@ from whence.methods.tupe import Tupe
 from whence.methods.xpos import Xpos
 
 METHODS: dict[str, type[PositionMethod]] = {
+    # the nine of Table 1, in its order
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
     "shaw": Shaw,
     "t5": T5,
+    "floater": Floater,
+    "synthesizer": Synthesizer,
+    "tupe": Tupe,
+    "rope": Rope,
     "tisa": Tisa,
-    "alibi": Alibi,
+    # their successors
     "tisa2": Tisa2,
+    "alibi": Alibi,
     "kerple": Kerple,
     "sandwich": Sandwich,
     "fire": Fire,
+    "xpos": Xpos,
+    "nope": Nope,
     "cope": Cope,
     "forget": Forget,
     "content_band": ContentBand,
+    "deberta": Deberta,
+    "transformer_xl": TransformerXL,
     "tisa2d": Tisa2d,
     "table2d": Table2d,
-    "nope": Nope,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "rope": Rope,
-    "xpos": Xpos,
-    "floater": Floater,
-    "deberta": Deberta,
-    "synthesizer": Synthesizer,
-    "transformer_xl": TransformerXL,
-    "tupe": Tupe,
 }
 
 

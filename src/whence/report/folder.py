@@ -103,7 +103,7 @@ def write_folder(
     """
     say = progress or (lambda what, share: None)
     require(len(new.inspections) > 0, f"there is no result to show in {folder}.")
-    _check_names(keep)
+    check_names(entry.model.name for entry in keep)
     own = new.inspections if figures_of is None else figures_of
     drawings = list(_drawings(new, own))
     with _moved_into(folder) as aside:
@@ -138,10 +138,10 @@ def result_name(model: str) -> str:
     return f"{file_name(model)}.json"
 
 
-def _check_names(inspections: Sequence[Inspection]) -> None:
+def check_names(models: Iterable[str]) -> None:
     """Two models may not go into one file."""
     names: dict[str, str] = {}
-    for model in (entry.model.name for entry in inspections):
+    for model in models:
         other = names.setdefault(file_name(model), model)
         require(
             other == model,

@@ -46,6 +46,7 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
         bar.outline.set_visible(False)
         bar.ax.yaxis.set_major_formatter(FuncFormatter(number))
         bar.ax.tick_params(labelsize=6.5, labelcolor=FAINT, length=0)
+    figure.draw_without_rendering()  # square axes get room for their labels in the second pass
     return figure
 
 
