@@ -16,7 +16,7 @@ help:
 	@echo "make test     all checks and all tests"
 	@echo "make lint     ruff, mypy and the layer contract"
 	@echo "make format   let ruff rewrite what it can"
-	@echo "make bench    run every benchmark"
+	@echo "make bench    time and memory on this CPU"
 	@echo "make clean    remove caches and outputs; the environment stays"
 
 # torch goes first and alone: were it resolved with the rest, a dependency could pull another build.
@@ -62,9 +62,10 @@ format: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
+# The GPU's is for a machine that has one: python benchmarks/gpu.py
 bench: $(INSTALLED)
-	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do \
-	  echo "$$file"; $(BIN)/python "$$file"; done
+	@$(BIN)/python benchmarks/cpu.py
+	@$(BIN)/python benchmarks/inspect_model.py
 
 clean:
 	@rm -rf out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,9 +2,11 @@
 
     python benchmarks/inspect_model.py
 
-It writes results/cpu/inspect.json. The bar is 20 s and 2 GB, figures and page included. The model is
-saved first and inspected in a process of its own, so that building it counts for nothing. (A file named inspect.py in this
-folder would hide Python's own module of that name.)
+It writes results/cpu/inspect.json. The bar is 20 s and 2 GB, figures and page included. The model
+is saved first and inspected in a process of its own, so that building it counts for nothing. Of
+three such runs the one of the median seconds is kept, with the seconds of all: two threads of BLAS
+wait for each other by spinning, and take seconds more where another program has one of the cores.
+(A file named inspect.py in this folder would hide Python's own module of that name.)
 """
 
 import argparse
@@ -18,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-THREADS, SECONDS, GIGABYTES = 2, 20.0, 2.0
+THREADS, SECONDS, GIGABYTES, RUNS = 2, 20.0, 2.0, 3
 TARGET = Path(__file__).parents[1] / "results" / "cpu" / "inspect.json"
 
 
@@ -85,10 +87,14 @@ def main() -> None:
         saved(Path(temporary))
         command = [sys.executable, __file__, "--folder", temporary]
         limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(THREADS))
-        done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **limits}
-        )
-    result = json.loads(done.stdout.splitlines()[-1])
+        runs = []
+        for _ in range(RUNS):
+            done = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **limits}
+            )
+            runs.append(json.loads(done.stdout.splitlines()[-1]))
+    result = sorted(runs, key=lambda run: run["seconds"])[RUNS // 2]
+    result["seconds_of_all_runs"] = [run["seconds"] for run in runs]
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))

@@ -99,14 +99,16 @@ def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor
     seed=st.integers(0, 10**6),
     rows=st.sampled_from([1, 4, 16, 64]),
     far=st.sampled_from([1, 3, 1000]),
+    keep=st.sampled_from([0, 0, sdpa.KEEP]),
 )
 def test_blocks_equal_the_definition_in_output_and_every_gradient(
-    seed: int, rows: int, far: int
+    seed: int, rows: int, far: int, keep: int
 ) -> None:
     qkv, options, gradients = random_call(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sdpa, "ROWS", rows)
         patch.setattr(blocked, "FAR", far)
+        patch.setattr(sdpa, "KEEP", keep)  # with 0, weights are computed again in backward
         found = attend(*qkv, **options, backend="sdpa")
     wanted = attend(*qkv, **options, backend="reference")
     torch.testing.assert_close(found, wanted)
@@ -139,6 +141,7 @@ def test_the_far_parts_really_are_left_to_the_flash_kernel(monkeypatch: pytest.M
     seen = []
     plain = blocked.Far.forward
     monkeypatch.setattr(blocked.Far, "forward", lambda far: seen.append(far) or plain(far))
+    monkeypatch.setattr(sdpa, "KEEP", 0)
     q = torch.randn(1, 2, 1024, 8)
     band = LagBias(torch.randn(1, 2, 1, 9), Line(), Line())
     attend(q, q, q, bias=band, backend="sdpa")
@@ -177,9 +180,13 @@ def test_dropout_keeps_the_right_share_scales_it_and_repeats_it_in_backward() ->
     torch.testing.assert_close(a, b_)
 
 
+@pytest.mark.parametrize("keep", [0, sdpa.KEEP])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_error_is_at_most_twice_that_of_pytorch_in_the_same_dtype(dtype: torch.dtype) -> None:
+def test_the_error_is_at_most_twice_that_of_pytorch_in_the_same_dtype(
+    dtype: torch.dtype, keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Root mean square against float64, output and every gradient; PyTorch's way is n x n."""
+    monkeypatch.setattr(sdpa, "KEEP", keep)
     n, reach = 300, 20
     exact = [torch.randn(2, 3, n, 16, dtype=F64) for _ in range(3)]
     band = torch.randn(1, 3, 1, 2 * reach + 1, dtype=F64)

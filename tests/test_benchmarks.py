@@ -11,6 +11,7 @@ import torch
 import contenders
 import cpu
 import peak_memory
+import wall_time
 
 TINY = contenders.Setting(n_heads=2, d_head=8, threads=1)
 
@@ -155,3 +156,24 @@ def test_a_bar_is_missed_where_the_figure_is_on_the_wrong_side() -> None:
     found = cpu.bars(rows, cpu.exponents(rows))
     assert [bar["held"] for bar in found] == [False, True, False]
     assert found[0]["value"] == pytest.approx(1.2)
+
+
+def test_disturbed_samples_are_taken_again_and_the_quietest_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = iter([wall_time.Sample(1.0, 1.0, others) for others in (0.9, 0.0, 0.5, 0.05, 0.0)])
+    monkeypatch.setattr(wall_time, "sample", lambda step: next(given))
+    found = wall_time.take_turns({"step": lambda: None}, 3)
+    assert [s.others for s in found["step"]] == [0.0, 0.05, 0.0]
+    assert wall_time.summary(found["step"])["disturbed"] == 0.0
+
+
+def test_where_others_never_rest_the_limit_ends_it_and_the_share_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wall_time, "sample", lambda step: wall_time.Sample(1.0, 1.0, 0.9))
+    calls: list[int] = []
+    found = wall_time.take_turns({"step": lambda: calls.append(1)}, 2)
+    assert len(found["step"]) == 2
+    assert calls == [1]  # the one that does not count; the rest was replaced
+    assert wall_time.summary(found["step"])["disturbed"] == 1.0

@@ -222,7 +222,9 @@ def test_results_of_another_version_are_replaced_by_running_the_command_again(
 def test_a_model_listed_twice_and_a_file_for_a_folder_are_refused(
     tiny: Path, tmp_path: Path
 ) -> None:
-    refused(run("inspect", tiny, f"{tiny}/", "--no-fit", "--out", tmp_path / "a"), "both be written")
+    refused(
+        run("inspect", tiny, f"{tiny}/", "--no-fit", "--out", tmp_path / "a"), "both be written"
+    )
     refused(run("inspect", tiny, tiny, "--out", tmp_path / "out"), "listed twice")
     (tmp_path / "file").write_text("")
     result = run("inspect", tiny, "--out", tmp_path / "file")

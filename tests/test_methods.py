@@ -48,6 +48,7 @@ def test_sdpa_equals_the_definition_in_output_and_gradients(
 ) -> None:
     monkeypatch.setattr("whence.kernels.sdpa.ROWS", 4)  # so that small inputs take several blocks
     monkeypatch.setattr("whence.kernels.sdpa.TILE", 1)
+    monkeypatch.setattr("whence.kernels.sdpa.KEEP", 0)
     monkeypatch.setattr("whence.kernels.blocked.FAR", 2)
     n_q, n_k = shape
     layer, x = Layer(small(name)), inputs(n_k).requires_grad_()
@@ -90,6 +91,7 @@ def test_masks_windows_and_grouped_heads_change_no_backend(
 ) -> None:
     monkeypatch.setattr("whence.kernels.sdpa.ROWS", 4)
     monkeypatch.setattr("whence.kernels.sdpa.TILE", 1)
+    monkeypatch.setattr("whence.kernels.sdpa.KEEP", 0)
     x = inputs(13)
     mask = torch.rand(2, 13) > 0.3
     for options in [

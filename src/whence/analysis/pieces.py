@@ -98,7 +98,8 @@ def _cut(
     require(
         n >= SHORTEST,
         f"the text is too short: cut into {pieces} pieces, the shortest has {n} tokens, and "
-        f"{SHORTEST} are the fewest to measure on. Give a longer text, {pieces * length} tokens are best.",
+        f"{SHORTEST} are the fewest to measure on. Give a longer text: "
+        f"{pieces * length} tokens are enough.",
     )
     if n < length - special:
         note(f"the text is short: {pieces} pieces of {n} tokens, not of {length - special}")

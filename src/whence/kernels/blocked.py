@@ -30,6 +30,7 @@ class Plan:
     seed: int
     rows: int  # query rows a block
     split: bool  # far parts by the flash kernel
+    keep: bool  # the weights for backward: for a call so small that they cost less than computing
     reach: int
 
     def blocks(self) -> list[slice]:
@@ -52,7 +53,7 @@ class Plan:
 
 
 class BlockedAttention(torch.autograd.Function):
-    """The blocks, forward and backward; logits are computed again in backward, never kept."""
+    """The blocks, forward and backward; logits are computed again in backward, not kept."""
 
     @staticmethod
     def forward(
@@ -85,9 +86,12 @@ class BlockedAttention(torch.autograd.Function):
             )
             for tail in tails
         ]
+        weights = []
         for rows in plan.blocks():
             near, *fars = plan.ranges(rows)
-            parts = [Tile(plan, rows, near, q, k, v, bias, table).forward()]
+            tile = Tile(plan, rows, near, q, k, v, bias, table)
+            parts = [tile.forward()]
+            weights.append(tile.weights)
             for side, keys in enumerate(fars):
                 if keys.start < keys.stop:
                     far = Far(plan, rows, keys, q, k, v, tails[side], table, side)
@@ -98,9 +102,8 @@ class BlockedAttention(torch.autograd.Function):
                     parts.append((far.with_value(part_out), part_lse))
             out[:, :, rows], lse[:, :, rows] = merged(parts)
         ctx.plan, ctx.kept = plan, kept
-        ctx.save_for_backward(
-            q, k, v, band, left_const, left_slope, right_const, right_slope, table, out, lse
-        )
+        tensors = (q, k, v, band, left_const, left_slope, right_const, right_slope, table)
+        ctx.save_for_backward(*tensors, out, lse, *weights)
         return out
 
     @staticmethod
@@ -108,16 +111,16 @@ class BlockedAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of everything, each summed in float32 or better and in a fixed order."""
         plan: Plan = ctx.plan
-        q, k, v, band, left_const, left_slope, right_const, right_slope, table, out, lse = (
-            ctx.saved_tensors
-        )
+        saved = ctx.saved_tensors
+        q, k, v, band, left_const, left_slope, right_const, right_slope, table = saved[:9]
+        out, lse, *weights = saved[9:]
         tails = (Line(left_const, left_slope), Line(right_const, right_slope))
         bias = LagBias(band, *tails)
         grads = Gradients(q, k, v, bias, table)
-        for rows in plan.blocks():
+        for rows, kept in zip(plan.blocks(), weights, strict=True):
             near, *fars = plan.ranges(rows)
             block = out[:, :, rows], lse[:, :, rows], d_out[:, :, rows]
-            Tile(plan, rows, near, q, k, v, bias, table).backward(*block, grads)
+            Tile(plan, rows, near, q, k, v, bias, table).backward(*block, kept, grads)
             for side, keys in enumerate(fars):
                 if keys.start < keys.stop:
                     far = Far(plan, rows, keys, q, k, v, tails[side], table, side)

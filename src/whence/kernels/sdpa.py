@@ -15,6 +15,7 @@ from whence.lag import LagBias, LagValues, Line
 
 TILE = 1 << 20  # logits held at a time, all heads together
 ROWS = 256  # query rows a block at the most
+KEEP = 1 << 22  # logits of a whole call up to which its weights are kept for backward
 
 
 def refuse(call: AttentionCall) -> str | None:
@@ -67,6 +68,11 @@ def _is_plain(call: AttentionCall) -> bool:
     )
 
 
+def _is_small(call: AttentionCall) -> bool:
+    b, h, n_q, _ = call.q.shape
+    return b * h * n_q * call.sight.n_k <= KEEP
+
+
 def _can_split(call: AttentionCall) -> bool:
     """Whether far keys are plain attention that a flash kernel with a log-sum-exp can run here."""
     flat = call.lag is None or not any(
@@ -74,6 +80,7 @@ def _can_split(call: AttentionCall) -> bool:
     )
     return (
         flat
+        and not _is_small(call)
         and call.q.device.type == "cpu"
         and not call.dropout
         and call.sight.mask is None
@@ -112,6 +119,7 @@ def _blocked(call: AttentionCall) -> Tensor:
         int(torch.randint(1 << 62, ())) if call.dropout else 0,
         _rows(call, reach if split else sight.n_k),
         split,
+        _is_small(call) and torch.is_grad_enabled(),
         reach,
     )
     out: Tensor = BlockedAttention.apply(  # type: ignore[no-untyped-call]
@@ -130,6 +138,8 @@ def _rows(call: AttentionCall, reach: int) -> int:
     """Query rows a block, so that a tile of logits stays small enough for the caches."""
     b, h, n_q, _ = call.q.shape
     width = min(2 * reach + ROWS, call.sight.n_k)
+    if _is_small(call):
+        return max(1, min(ROWS // 2, n_q))
     return max(16, min(ROWS, n_q, TILE // max(1, b * h * width)))
 
 

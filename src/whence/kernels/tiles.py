@@ -82,6 +82,7 @@ class Tile:
         self.n_keys = keys.stop - keys.start
         self.first_lag = keys.start - (plan.sight.q_start + rows.stop - 1)
         self.n_lags = rows.stop - rows.start + self.n_keys - 1
+        self.weights: Tensor | None = None  # of `forward`, where the plan keeps them for backward
 
     def logits(self) -> Tensor:
         """scale q.k + bias, -inf where a query may not look."""
@@ -114,6 +115,8 @@ class Tile:
         top = _finite(logits.amax(dim=-1, keepdim=True))
         weights = logits.sub_(top).exp_()
         total = weights.sum(dim=-1, keepdim=True)
+        if self.plan.keep:
+            self.weights = weights / torch.where(total == 0, torch.ones_like(total), total)
         keep = self.keep(weights)
         if keep is not None:
             weights *= keep
@@ -124,13 +127,16 @@ class Tile:
         out /= torch.where(total == 0, torch.ones_like(total), total)
         return out.flip(2), (top + total.log()).flip(2)
 
-    def backward(self, out: Tensor, lse: Tensor, d_out: Tensor, grads: Gradients) -> None:
-        """Add this tile's share to the gradients, given the whole rows' output and log-sum-exp."""
+    def backward(
+        self, out: Tensor, lse: Tensor, d_out: Tensor, weights: Tensor | None, grads: Gradients
+    ) -> None:
+        """Add this tile's share, given the whole rows' output, log-sum-exp and any kept weights."""
         if self.n_keys == 0:
             return
         d_out, lse = d_out.flip(2), lse.flip(2)
         delta = (out.flip(2).to(self.exact) * d_out).sum(dim=-1, keepdim=True)
-        weights = self.logits().sub_(_finite(lse)).exp_()
+        if weights is None:
+            weights = self.logits().sub_(_finite(lse)).exp_()
         d_value = d_out.to(self.v.dtype)
         d_weights = (d_value @ self.v.transpose(-1, -2)).to(self.exact)
         keep = self.keep(weights)
@@ -156,20 +162,28 @@ class Tile:
 
     def _bias_backward(self, d_logits: Tensor, grads: Gradients) -> None:
         assert grads.band is not None
+        reach, first_lag = self.bias.reach, self.first_lag
+        if all(x is None for x in (*grads.const, *grads.slope)):  # then only the band counts
+            first = self.plan.sight.q_start + self.rows.start
+            last = self.plan.sight.q_start + self.rows.stop - 1
+            low = min(max(first - reach - self.keys.start, 0), self.n_keys)
+            high = max(low, min(last + reach + 1 - self.keys.start, self.n_keys))
+            d_logits, first_lag = d_logits[..., low:high], first_lag + low
+            if low == high:
+                return
         by_lag = unskew(d_logits)
-        shared = self.bias.band.shape[2] == 1
-        by_lag = by_lag.sum(dim=2, keepdim=True, dtype=torch.float64) if shared else by_lag.flip(2)
-        reach = self.bias.reach
-        sums = fold(by_lag, self.first_lag, reach + 1)
+        if self.bias.band.shape[2] == 1:
+            by_lag = by_lag.sum(dim=2, keepdim=True, dtype=torch.float64)
+        else:
+            by_lag = by_lag.flip(2)
+        sums = fold(by_lag, first_lag, reach + 1)
         _add(grads.band, self.rows, sums[..., 1:-1])
         for side in (0, 1):
             if (const := grads.const[side]) is not None:
                 _add(const, self.rows, sums[..., -side])
             if (slope := grads.slope[side]) is not None:
-                lag = torch.arange(
-                    self.first_lag, self.first_lag + self.n_lags, device=slope.device
-                )
-                by_distance = fold(by_lag * lag.abs(), self.first_lag, reach + 1)
+                lag = torch.arange(first_lag, first_lag + by_lag.shape[-1], device=slope.device)
+                by_distance = fold(by_lag * lag.abs(), first_lag, reach + 1)
                 _add(slope, self.rows, by_distance[..., -side])
 
 

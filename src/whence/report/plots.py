@@ -205,7 +205,13 @@ def criterion(inspection: Inspection) -> Plot:
     return _plot(
         traces,
         xaxis={"title": {"text": "S, Gaussians"}, "dtick": 1},
-        yaxis={"type": "log", "dtick": 1, "title": {"text": "1 - R²"}, "exponentformat": "power"},
+        yaxis={
+            "type": "log",
+            "dtick": 1,
+            "title": {"text": "1 - R²"},
+            "exponentformat": "power",
+            "automargin": True,
+        },
     )
 
 
