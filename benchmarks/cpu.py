@@ -30,7 +30,7 @@ from wall_time import summary, take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "attention.json"
-REPEATS = {512: 31, 1024: 21, 2048: 15, 4096: 9, 8192: 5}
+REPEATS = {512: 31, 1024: 11, 2048: 7, 4096: 5, 8192: 3}
 QUICK = {512: 5, 1024: 5, 2048: 3}
 ROOM = 0.9  # share of the available memory that a step may be expected to take
 

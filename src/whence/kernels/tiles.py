@@ -77,6 +77,10 @@ class Tile:
         # On a CPU half precision is for storage; a GPU multiplies it and sums in float32 itself.
         matmul = self.exact if q.device.type == "cpu" else q.dtype
         self.q = q[:, :, rows].flip(2).to(matmul)
+        # Scaling the queries is less work than scaling the logits, where it does not round them.
+        self.scale = plan.scale
+        if matmul == self.exact:
+            self.q, self.scale = self.q * plan.scale, 1.0
         self.k, self.v = (x[:, :, keys].to(matmul) for x in (k, v))
         self.table = None if table is None else table.to(self.exact)
         self.n_keys = keys.stop - keys.start
@@ -87,8 +91,8 @@ class Tile:
     def logits(self) -> Tensor:
         """scale q.k + bias, -inf where a query may not look."""
         logits = (self.q @ self.k.transpose(-1, -2)).to(self.exact)
-        if self.plan.scale != 1.0:
-            logits *= self.plan.scale
+        if self.scale != 1.0:
+            logits *= self.scale
         bias = self.bias.rows(self.rows.start, self.rows.stop)
         lag = torch.arange(self.first_lag, self.first_lag + self.n_lags, device=self.q.device)
         logits += skew(bias.at(lag).flip(2), self.n_keys)
@@ -115,16 +119,17 @@ class Tile:
         top = _finite(logits.amax(dim=-1, keepdim=True))
         weights = logits.sub_(top).exp_()
         total = weights.sum(dim=-1, keepdim=True)
+        whole = torch.where(total == 0, torch.ones_like(total), total)
         if self.plan.keep:
-            self.weights = weights / torch.where(total == 0, torch.ones_like(total), total)
+            self.weights, whole = weights.div_(whole), torch.ones_like(whole)
         keep = self.keep(weights)
         if keep is not None:
-            weights *= keep
+            weights = weights * keep
         out = (weights.to(self.v.dtype) @ self.v).to(self.exact)
         if self.table is not None:
             mass = fold(unskew(weights), self.first_lag, self.table.shape[1] // 2)
             out += mass @ self.table
-        out /= torch.where(total == 0, torch.ones_like(total), total)
+        out /= whole
         return out.flip(2), (top + total.log()).flip(2)
 
     def backward(
@@ -156,7 +161,7 @@ class Tile:
         assert grads.v is not None
         low = d_logits.to(self.q.dtype)
         grads.q[:, :, self.rows] += (low @ self.k).flip(2) * self.plan.scale
-        grads.k[:, :, self.keys] += low.transpose(-1, -2) @ self.q * self.plan.scale
+        grads.k[:, :, self.keys] += low.transpose(-1, -2) @ self.q * self.scale
         grads.v[:, :, self.keys] += kept.to(self.v.dtype).transpose(-1, -2) @ d_value
         self._bias_backward(d_logits, grads)
 
