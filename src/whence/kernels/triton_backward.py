@@ -6,11 +6,15 @@ No atomics: every number is summed by one program in a fixed order.
 import triton
 import triton.language as tl
 
+from whence.kernels.triton_forward import far_state
 from whence.kernels.triton_tile import (
     LOG2E,
-    bias_at,
+    far_line,
     kept,
+    load_part,
     load_rows,
+    load_tails,
+    near_bias,
     near_range,
     visible,
     whole_blocks,
@@ -26,9 +30,14 @@ def weights_and_slopes(
     lse,
     delta,
     row,
-    col,
+    r,  # the row counted from the one that band_ptr and d_mass_ptr stand at
+    first,
+    c,  # the key counted from `first`
     band_ptr,
-    tails_ptr,
+    left,
+    left_slope,
+    right,
+    right_slope,
     keys_ptr,
     q_segment,
     k_segment_ptr,
@@ -44,8 +53,6 @@ def weights_and_slopes(
     scale2,
     dropout,
     stride_band_q,
-    stride_tail_kind,
-    stride_tail_q,
     REGION: tl.constexpr,
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
     EVEN: tl.constexpr,  # no tile hangs over the last row or key
@@ -63,7 +70,7 @@ def weights_and_slopes(
 ):
     """The weights that met the values, the weights, and the logits' gradient, of one tile.
 
-    q, d_out are [m, d] and k, v [n, d]; lse, delta, row and col broadcast to the tile.
+    q, d_out are [m, d] and k, v [n, d]; whatever belongs to a row or a key broadcasts to the tile.
     """
     if BY_KEYS:
         logits = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale2
@@ -71,23 +78,31 @@ def weights_and_slopes(
     else:
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
-    if BAND and (TAILS or REGION == 1):
-        logits += bias_at(
+    col = first + c
+    lag = col - (row + q_start)
+    if BAND and REGION == 1:
+        logits += near_bias(
             band_ptr,
-            tails_ptr,
-            row,
-            col,
-            n_q,
-            q_start,
+            lag,
+            r,
+            row < n_q,
             reach,
             stride_band_q,
-            stride_tail_kind,
-            stride_tail_q,
-            REGION,
+            left,
+            left_slope,
+            right,
+            right_slope,
             TAILS,
             SLOPES,
             PER_ROW,
         )
+    if TAILS and REGION != 1:
+        shift, tilt = far_line(
+            left, left_slope, right, right_slope, row + q_start, first, REGION, SLOPES
+        )
+        lse = lse - shift
+        if SLOPES:
+            logits += tilt * c.to(tl.float32)
     weights = tl.exp2(logits - lse)
     if KEYS or SEGMENTS or not EVEN or (BEFORE and REGION < 2) or (AFTER and REGION > 0):
         seen = visible(
@@ -107,22 +122,25 @@ def weights_and_slopes(
         )
         weights = tl.where(seen & (row < n_q), weights, 0.0)
     if VALUES:
-        place = row.to(tl.int64) * (2 * value_reach + 1)
+        place = r * (2 * value_reach + 1)
         if REGION == 1:
-            lag = col - (row + q_start)
             place += tl.minimum(tl.maximum(lag, -value_reach), value_reach) + value_reach
-        if REGION == 2:  # far tiles lie in an end row of the table: one number a query row
+        if REGION == 2:
             place += 2 * value_reach
-        d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
+        d_mass = tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
+        if REGION == 1 or DROPOUT:
+            d_weights += d_mass
+        else:  # a far tile lies in an end row of the table: one number a query row
+            delta = delta - d_mass
     met = weights
     if DROPOUT:
-        keep = kept(seed, row, col, n_k, dropout)
+        keep = kept(seed, row, col, dropout)
         met = weights * keep
         d_weights = d_weights * keep
     return met, weights, weights * (d_weights - delta)
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "far_start"])
 def key_kernel(
     q_ptr,
     k_ptr,
@@ -132,6 +150,10 @@ def key_kernel(
     delta_ptr,
     d_k_ptr,
     d_v_ptr,
+    far_left_k_ptr,
+    far_left_v_ptr,
+    far_right_k_ptr,
+    far_right_v_ptr,
     band_ptr,
     extent_ptr,
     tails_ptr,
@@ -171,6 +193,7 @@ def key_kernel(
     value_reach,
     before,
     after,
+    far_start,
     scale,
     dropout,
     D: tl.constexpr,
@@ -191,6 +214,8 @@ def key_kernel(
     SEGMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     EVEN: tl.constexpr,
+    FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
+    CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dK and dV of one block of keys of one key head: all query heads of its group in turn."""
@@ -199,7 +224,9 @@ def key_kernel(
     n_kv = n_heads // groups
     b = bkv // n_kv
     h_kv = bkv % n_kv
-    cols = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    c = tl.arange(0, BLOCK_N)
+    r = tl.arange(0, BLOCK_M)
+    cols = block * BLOCK_N + c
     column = cols.to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
@@ -262,8 +289,9 @@ def key_kernel(
             else:
                 start, stop = near_stop, high
             for row_block in range(start, stop, BLOCK_M):
-                rows = row_block + tl.arange(0, BLOCK_M)
+                rows = row_block + r
                 row = rows.to(tl.int64)
+                first_row = tl.zeros([], tl.int64) + row_block
                 on_row = rows < n_q
                 q = load_rows(q_base, row, d, stride_q_n, n_q, D, BLOCK_D, EVEN)
                 d_out = load_rows(o_base, row, d_v, stride_o_n, n_q, D_V, BLOCK_DV, EVEN)
@@ -272,6 +300,15 @@ def key_kernel(
                 q_segment = rows
                 if SEGMENTS:
                     q_segment = tl.load(q_segment_ptr + rows, mask=on_row, other=-2)
+                left, left_slope, right, right_slope = load_tails(
+                    tails_base,
+                    rows[None, :],
+                    on_row[None, :],
+                    stride_tail_kind,
+                    stride_tail_q,
+                    TAILS,
+                    SLOPES,
+                )
                 met, _, d_logits = weights_and_slopes(
                     q,
                     k,
@@ -280,13 +317,18 @@ def key_kernel(
                     lse[None, :],
                     delta[None, :],
                     rows[None, :],
-                    cols[:, None],
-                    band_base,
-                    tails_base,
+                    r[None, :],
+                    block * BLOCK_N,
+                    c[:, None],
+                    band_base + first_row * stride_band_q,
+                    left,
+                    left_slope,
+                    right,
+                    right_slope,
                     keys_ptr,
                     q_segment[None, :],
                     k_segment_ptr,
-                    d_mass_base,
+                    d_mass_base + first_row * (2 * value_reach + 1),
                     seed,
                     n_q,
                     n_k,
@@ -298,8 +340,6 @@ def key_kernel(
                     scale * LOG2E,
                     dropout,
                     stride_band_q,
-                    stride_tail_kind,
-                    stride_tail_q,
                     2 - STEP,
                     True,
                     EVEN,
@@ -317,10 +357,19 @@ def key_kernel(
                 )
                 d_v_sum = tl.dot(met.to(d_out.dtype), d_out, d_v_sum, input_precision=PRECISION)
                 d_k_sum = tl.dot(d_logits.to(q.dtype), q, d_k_sum, input_precision=PRECISION)
+    d_k_sum *= scale
+    if FAR:
+        m = n_k - far_start
+        d_k_sum += load_part(far_left_k_ptr, bkv * m, cols, m, d, D).to(tl.float32)
+        d_v_sum += load_part(far_left_v_ptr, bkv * m, cols, m, d_v, D_V).to(tl.float32)
+        if not CAUSAL:
+            turned = n_k - 1 - cols
+            d_k_sum += load_part(far_right_k_ptr, bkv * m, turned, m, d, D).to(tl.float32)
+            d_v_sum += load_part(far_right_v_ptr, bkv * m, turned, m, d_v, D_V).to(tl.float32)
     place = bkv * n_k + column
     tl.store(
         d_k_ptr + place[:, None] * D + d[None, :],
-        (d_k_sum * scale).to(d_k_ptr.dtype.element_ty),
+        d_k_sum.to(d_k_ptr.dtype.element_ty),
         mask=on_k,
     )
     tl.store(
@@ -330,7 +379,7 @@ def key_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "far_start"])
 def query_kernel(
     q_ptr,
     k_ptr,
@@ -338,9 +387,17 @@ def query_kernel(
     d_out_ptr,
     lse_ptr,
     delta_ptr,
+    out_ptr,
+    rest_ptr,
     d_q_ptr,
     d_band_ptr,
     d_tails_ptr,
+    far_left_q_ptr,
+    far_right_q_ptr,
+    far_left_ptr,
+    far_left_lse_ptr,
+    far_right_ptr,
+    far_right_lse_ptr,
     band_ptr,
     extent_ptr,
     tails_ptr,
@@ -380,6 +437,7 @@ def query_kernel(
     value_reach,
     before,
     after,
+    far_start,
     scale,
     dropout,
     D: tl.constexpr,
@@ -402,15 +460,25 @@ def query_kernel(
     EVEN: tl.constexpr,
     ROW_BAND: tl.constexpr,  # a band for each query: its gradient is stored cell by cell
     TAIL_SUMS: tl.constexpr,  # gradients of the tails, a sum a row
+    REST: tl.constexpr,
+    FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
+    CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dQ of one block of query rows, and the gradients of what belongs to each row."""
+    """dQ of one block of query rows, and the gradients of what belongs to each row.
+
+    It also leaves delta = rowsum(out * d_out) for the kernels after it; `rest` is what rounding
+    took from out.
+    """
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // n_heads
     h = bh % n_heads
-    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    r = tl.arange(0, BLOCK_M)
+    c = tl.arange(0, BLOCK_N)
+    rows = block * BLOCK_M + r
     row = rows.to(tl.int64)
+    first_row = block.to(tl.int64) * BLOCK_M
     on_row = rows < n_q
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
@@ -425,17 +493,30 @@ def query_kernel(
         other=0.0,
     )
     lse = tl.load(lse_ptr + bh * n_q + row, mask=on_row, other=0.0)
-    delta = tl.load(delta_ptr + bh * n_q + row, mask=on_row, other=0.0)
+    cells = (bh * n_q + row)[:, None] * D_V + d_v[None, :]
+    on_out = on_row[:, None] & (d_v < D_V)[None, :]
+    out = tl.load(out_ptr + cells, mask=on_out, other=0.0).to(tl.float32)
+    if REST:
+        out += tl.load(rest_ptr + cells, mask=on_out, other=0.0).to(tl.float32)
+    delta = tl.sum(out * d_out.to(tl.float32), 1)
+    tl.store(delta_ptr + bh * n_q + row, delta, mask=on_row)
     k_ptr += b * stride_k_b + (h // groups) * stride_k_h
     v_ptr += b * stride_v_b + (h // groups) * stride_v_h
     near_reach = n_q * 0
     if BAND:
-        band_ptr += b * stride_band_b + h * stride_band_h
+        band_ptr += b * stride_band_b + h * stride_band_h + first_row * stride_band_q
         near_reach = reach
         if EXTENT:
             near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
-    if TAILS:
-        tails_ptr += b * stride_tail_b + h * stride_tail_h
+    left, left_slope, right, right_slope = load_tails(
+        tails_ptr + b * stride_tail_b + h * stride_tail_h,
+        rows,
+        on_row,
+        stride_tail_kind,
+        stride_tail_q,
+        TAILS,
+        SLOPES,
+    )
     if KEYS:
         keys_ptr += b * stride_keys_b
     q_segment = rows
@@ -444,7 +525,7 @@ def query_kernel(
         k_segment_ptr += b * stride_ks_b
     if VALUES:
         near_reach = tl.maximum(near_reach, value_reach)
-        d_mass_ptr += bh * n_q * (2 * value_reach + 1)
+        d_mass_ptr += (bh * n_q + first_row) * (2 * value_reach + 1)
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr) + bh
@@ -458,15 +539,43 @@ def query_kernel(
     low, high = whole_blocks(low, high, n_k, BLOCK_N)
     near_start, near_stop = near_range(first, last, near_reach, low, high, BLOCK_N)
     d_q_sum = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    left_const = tl.zeros([BLOCK_M], dtype=tl.float32)
-    left_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
-    right_const = tl.zeros([BLOCK_M], dtype=tl.float32)
-    right_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
+    d_left = tl.zeros([BLOCK_M], dtype=tl.float32)
+    d_left_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
+    d_right = tl.zeros([BLOCK_M], dtype=tl.float32)
+    d_right_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
     slack = tl.zeros([BLOCK_M], dtype=tl.float32)
     left_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
     right_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
     left_reach = tl.zeros([BLOCK_M], dtype=tl.float32)
     right_reach = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if ROW_BAND:
+        d_band_ptr += (bh * n_q + first_row) * (2 * reach + 1)
+    if FAR and TAIL_SUMS:
+        out_left, lse_left, out_right, lse_right = far_state(
+            far_left_ptr,
+            far_left_lse_ptr,
+            far_right_ptr,
+            far_right_lse_ptr,
+            bh,
+            rows,
+            n_q,
+            far_start,
+            d_v,
+            left,
+            right,
+            D_V,
+            CAUSAL,
+        )
+        d_mass = tl.sum(out_left * d_out.to(tl.float32), 1) - delta
+        if VALUES:
+            d_mass += tl.load(d_mass_ptr + r * (2 * value_reach + 1), mask=on_row, other=0.0)
+        d_left += tl.exp2(lse_left - lse) * d_mass
+        if not CAUSAL:
+            d_mass = tl.sum(out_right * d_out.to(tl.float32), 1) - delta
+            if VALUES:
+                end = r * (2 * value_reach + 1) + 2 * value_reach
+                d_mass += tl.load(d_mass_ptr + end, mask=on_row, other=0.0)
+            d_right += tl.exp2(lse_right - lse) * d_mass
     for REGION in tl.static_range(3):
         if REGION == 0:
             start, stop = low, near_start
@@ -475,7 +584,7 @@ def query_kernel(
         else:
             start, stop = near_stop, high
         for key_block in range(start, stop, BLOCK_N):
-            cols = key_block + tl.arange(0, BLOCK_N)
+            cols = key_block + c
             column = cols.to(tl.int64)
             k = load_rows(k_ptr, column, d, stride_k_n, n_k, D, BLOCK_D, EVEN)
             v = load_rows(v_ptr, column, d_v, stride_v_n, n_k, D_V, BLOCK_DV, EVEN)
@@ -487,9 +596,14 @@ def query_kernel(
                 lse[:, None],
                 delta[:, None],
                 rows[:, None],
-                cols[None, :],
+                r[:, None],
+                key_block,
+                c[None, :],
                 band_ptr,
-                tails_ptr,
+                left[:, None] if TAILS else left,
+                left_slope[:, None] if SLOPES else left_slope,
+                right[:, None] if TAILS else right,
+                right_slope[:, None] if SLOPES else right_slope,
                 keys_ptr,
                 q_segment[:, None],
                 k_segment_ptr,
@@ -505,8 +619,6 @@ def query_kernel(
                 scale * LOG2E,
                 dropout,
                 stride_band_q,
-                stride_tail_kind,
-                stride_tail_q,
                 REGION,
                 False,
                 EVEN,
@@ -526,80 +638,49 @@ def query_kernel(
             lag = cols[None, :] - (rows[:, None] + q_start)
             if ROW_BAND and REGION == 1:
                 inside = (lag >= -reach) & (lag <= reach) & on_row[:, None] & (cols < n_k)[None, :]
-                place = (bh * n_q + row[:, None]) * (2 * reach + 1) + (lag + reach)
+                place = r[:, None] * (2 * reach + 1) + (lag + reach)
                 tl.store(d_band_ptr + place, d_logits, mask=inside)
             if TAIL_SUMS:
                 if REGION == 0:
-                    left_const += tl.sum(d_logits, 1)
+                    d_left += tl.sum(d_logits, 1)
                 if REGION == 1:
-                    left_const += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
-                    right_const += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
+                    d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
+                    d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
                 if REGION == 2:
-                    right_const += tl.sum(d_logits, 1)
+                    d_right += tl.sum(d_logits, 1)
             if TAIL_SUMS and SLOPES:
                 distance = tl.abs(lag).to(tl.float32)
-                left = lag < -reach
-                right = lag > reach
+                before_band = lag < -reach
+                after_band = lag > reach
                 slack += tl.sum(d_logits, 1)
-                left_mass += tl.sum(tl.where(left, weights, 0.0), 1)
-                right_mass += tl.sum(tl.where(right, weights, 0.0), 1)
-                left_reach += tl.sum(tl.where(left, weights * distance, 0.0), 1)
-                right_reach += tl.sum(tl.where(right, weights * distance, 0.0), 1)
-                left_slope += tl.sum(tl.where(left, d_logits * distance, 0.0), 1)
-                right_slope += tl.sum(tl.where(right, d_logits * distance, 0.0), 1)
+                left_mass += tl.sum(tl.where(before_band, weights, 0.0), 1)
+                right_mass += tl.sum(tl.where(after_band, weights, 0.0), 1)
+                left_reach += tl.sum(tl.where(before_band, weights * distance, 0.0), 1)
+                right_reach += tl.sum(tl.where(after_band, weights * distance, 0.0), 1)
+                d_left_slope += tl.sum(tl.where(before_band, d_logits * distance, 0.0), 1)
+                d_right_slope += tl.sum(tl.where(after_band, d_logits * distance, 0.0), 1)
     if TAIL_SUMS and SLOPES:
         # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
         # delta, and distances would magnify it: take it out.
-        left_const -= slack * left_mass
-        right_const -= slack * right_mass
-        left_slope -= slack * left_reach
-        right_slope -= slack * right_reach
+        d_left -= slack * left_mass
+        d_right -= slack * right_mass
+        d_left_slope -= slack * left_reach
+        d_right_slope -= slack * right_reach
+    d_q_sum *= scale
+    if FAR:
+        m = n_q - far_start
+        d_q_sum += load_part(far_left_q_ptr, bh * m, rows - far_start, m, d, D).to(tl.float32)
+        if not CAUSAL:
+            d_q_sum += load_part(far_right_q_ptr, bh * m, m - 1 - rows, m, d, D).to(tl.float32)
     place = bh * n_q + row
     tl.store(
         d_q_ptr + place[:, None] * D + d[None, :],
-        (d_q_sum * scale).to(d_q_ptr.dtype.element_ty),
+        d_q_sum.to(d_q_ptr.dtype.element_ty),
         mask=on_row[:, None] & (d < D)[None, :],
     )
     if TAIL_SUMS:
         kind = tl.num_programs(1).to(tl.int64) * n_q
-        tl.store(d_tails_ptr + place, left_const, mask=on_row)
-        tl.store(d_tails_ptr + kind + place, left_slope, mask=on_row)
-        tl.store(d_tails_ptr + 2 * kind + place, right_const, mask=on_row)
-        tl.store(d_tails_ptr + 3 * kind + place, right_slope, mask=on_row)
-
-
-@triton.jit
-def delta_kernel(
-    out_ptr,
-    rest_ptr,
-    d_out_ptr,
-    delta_ptr,
-    stride_o_b,
-    stride_o_h,
-    stride_o_n,
-    n_heads,
-    n_q,
-    D_V: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    REST: tl.constexpr,
-):
-    """delta = rowsum(out * d_out), in float32; `rest` is what rounding took from out."""
-    bh = tl.program_id(1).to(tl.int64)
-    b = bh // n_heads
-    h = bh % n_heads
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = rows.to(tl.int64)
-    d_v = tl.arange(0, BLOCK_DV)
-    there = (rows < n_q)[:, None] & (d_v < D_V)[None, :]
-    place = (bh * n_q + row)[:, None] * D_V + d_v[None, :]
-    out = tl.load(out_ptr + place, mask=there, other=0.0).to(tl.float32)
-    if REST:
-        out += tl.load(rest_ptr + place, mask=there, other=0.0).to(tl.float32)
-    d_out = tl.load(
-        d_out_ptr + b * stride_o_b + h * stride_o_h + row[:, None] * stride_o_n + d_v[None, :],
-        mask=there,
-        other=0.0,
-    )
-    delta = tl.sum(out * d_out.to(tl.float32), 1)
-    tl.store(delta_ptr + bh * n_q + row, delta, mask=rows < n_q)
+        tl.store(d_tails_ptr + place, d_left, mask=on_row)
+        tl.store(d_tails_ptr + kind + place, d_left_slope, mask=on_row)
+        tl.store(d_tails_ptr + 2 * kind + place, d_right, mask=on_row)
+        tl.store(d_tails_ptr + 3 * kind + place, d_right_slope, mask=on_row)

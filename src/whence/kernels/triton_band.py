@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.triton_backward import weights_and_slopes
-from whence.kernels.triton_tile import LOG2E
+from whence.kernels.triton_tile import LOG2E, load_tails
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _visited(
     return low, high
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "lowest"])
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "lowest", "far_start"])
 def band_kernel(
     q_ptr,
     k_ptr,
@@ -97,6 +97,7 @@ def band_kernel(
     value_reach,
     before,
     after,
+    far_start,
     scale,
     dropout,
     lowest,  # the block-diagonal at index 0 of part_ptr
@@ -186,6 +187,16 @@ def band_kernel(
             seed = 0
             if DROPOUT:
                 seed = tl.load(seed_ptr) + b * n_heads + h
+            first_row = row_block.to(tl.int64) * BLOCK
+            left, left_slope, right, right_slope = load_tails(
+                tails_ptr + b * stride_tail_b + h * stride_tail_h,
+                rows[:, None],
+                on_row[:, None],
+                stride_tail_kind,
+                stride_tail_q,
+                TAILS,
+                SLOPES,
+            )
             _, _, d_logits = weights_and_slopes(
                 q,
                 k,
@@ -194,13 +205,18 @@ def band_kernel(
                 lse[:, None],
                 delta[:, None],
                 rows[:, None],
-                cols[None, :],
-                band_ptr + b * stride_band_b + h * stride_band_h,
-                tails_ptr + b * stride_tail_b + h * stride_tail_h,
+                r[:, None],
+                (row_block + diagonal) * BLOCK,
+                r[None, :],
+                band_ptr + b * stride_band_b + h * stride_band_h + first_row * stride_band_q,
+                left,
+                left_slope,
+                right,
+                right_slope,
                 keys_ptr + b * stride_keys_b,
                 q_segment[:, None],
                 k_segment_ptr + b * stride_ks_b,
-                d_mass_ptr + place * (2 * value_reach + 1),
+                d_mass_ptr + (place + first_row) * (2 * value_reach + 1),
                 seed,
                 n_q,
                 n_k,
@@ -212,8 +228,6 @@ def band_kernel(
                 scale * LOG2E,
                 dropout,
                 stride_band_q,
-                stride_tail_kind,
-                stride_tail_q,
                 1,
                 False,
                 False,

@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from whence.kernels.triton_tile import LOG2E, bias_at, kept, near_range, visible, whole_blocks
+from whence.kernels.triton_tile import (
+    LOG2E,
+    far_line,
+    kept,
+    load_part,
+    load_tails,
+    near_bias,
+    near_range,
+    visible,
+    whole_blocks,
+)
 
 
 @triton.jit
@@ -11,19 +21,23 @@ def _range(
     acc,
     top,
     total,
-    left,
-    right,
+    left_mass,
+    right_mass,
     q,
     k_ptr,
     v_ptr,
     band_ptr,
-    tails_ptr,
+    left,
+    left_slope,
+    right,
+    right_slope,
     keys_ptr,
     q_segment,
     k_segment_ptr,
     near_ptr,
     seed,
     rows,
+    r,
     start,
     stop,
     n_q,
@@ -38,9 +52,6 @@ def _range(
     stride_k_n,
     stride_v_n,
     stride_band_q,
-    stride_tail_kind,
-    stride_tail_q,
-    stride_near_q,
     D: tl.constexpr,
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -60,9 +71,11 @@ def _range(
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Online softmax over keys start..stop; left and right are the mass beyond the value table."""
+    """Online softmax over keys start..stop; *_mass is the mass beyond the value table."""
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
+    c = tl.arange(0, BLOCK_N)
+    there = rows < n_q
     MASKED: tl.constexpr = (
         KEYS
         or SEGMENTS
@@ -70,8 +83,9 @@ def _range(
         or (BEFORE and REGION < 2)
         or (AFTER and REGION > 0)
     )
+    LINE: tl.constexpr = TAILS and REGION != 1
     for block in range(start, stop, BLOCK_N):
-        cols = block + tl.arange(0, BLOCK_N)
+        cols = block + c
         column = cols.to(tl.int64)
         if EVEN_N and D == BLOCK_D:
             k = tl.load(k_ptr + column[None, :] * stride_k_n + d[:, None])
@@ -82,23 +96,29 @@ def _range(
                 other=0.0,
             )
         logits = tl.dot(q, k, input_precision=PRECISION) * scale2
-        if BAND and (TAILS or REGION == 1):
-            logits += bias_at(
+        shift = 0.0
+        if BAND and REGION == 1:
+            logits += near_bias(
                 band_ptr,
-                tails_ptr,
-                rows[:, None],
-                cols[None, :],
-                n_q,
-                q_start,
+                cols[None, :] - (rows[:, None] + q_start),
+                r[:, None],
+                there[:, None],
                 reach,
                 stride_band_q,
-                stride_tail_kind,
-                stride_tail_q,
-                REGION,
+                left[:, None] if TAILS else left,
+                left_slope[:, None] if SLOPES else left_slope,
+                right[:, None] if TAILS else right,
+                right_slope[:, None] if SLOPES else right_slope,
                 TAILS,
                 SLOPES,
                 PER_ROW,
             )
+        if LINE:
+            shift, tilt = far_line(
+                left, left_slope, right, right_slope, rows + q_start, block, REGION, SLOPES
+            )
+            if SLOPES:
+                logits += tilt[:, None] * c.to(tl.float32)[None, :]
         if MASKED:
             seen = visible(
                 rows[:, None],
@@ -116,32 +136,33 @@ def _range(
                 SEGMENTS,
             )
             logits = tl.where(seen, logits, float("-inf"))
-        higher = tl.maximum(top, tl.max(logits, 1))
+        higher = tl.maximum(top, tl.max(logits, 1) + shift)
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(logits - base[:, None])
+        weights = tl.exp2(logits - (base - shift)[:, None])
         shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 1)
+        mass = tl.sum(weights, 1)
+        total = total * shrink + mass
         top = higher
         if DROPOUT:
-            weights = weights * kept(seed, rows[:, None], cols[None, :], n_k, dropout)
+            weights = weights * kept(seed, rows[:, None], cols[None, :], dropout)
+            if VALUES and REGION != 1:
+                mass = tl.sum(weights, 1)
         if VALUES:
-            left = left * shrink
-            right = right * shrink
+            left_mass = left_mass * shrink
+            right_mass = right_mass * shrink
             if REGION == 0:
-                left += tl.sum(weights, 1)
+                left_mass += mass
             if REGION == 2:
-                right += tl.sum(weights, 1)
+                right_mass += mass
             if REGION == 1:
                 lag = cols[None, :] - (rows[:, None] + q_start)
-                left += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
-                right += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
-                inside = (lag >= -value_reach) & (lag <= value_reach) & (rows < n_q)[:, None]
+                left_mass += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
+                right_mass += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
+                inside = (lag >= -value_reach) & (lag <= value_reach) & there[:, None]
                 if DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
                 tl.store(
-                    near_ptr
-                    + rows.to(tl.int64)[:, None] * stride_near_q
-                    + (lag + value_reach).to(tl.int64),
+                    near_ptr + (r[:, None] * (2 * value_reach + 1) + (lag + value_reach)),
                     logits,
                     mask=inside & (cols < n_k)[None, :],
                 )
@@ -155,10 +176,49 @@ def _range(
             )
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-    return acc, top, total, left, right
+    return acc, top, total, left_mass, right_mass
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+@triton.jit
+def far_state(
+    far_left_ptr,
+    far_left_lse_ptr,
+    far_right_ptr,
+    far_right_lse_ptr,
+    bh,
+    rows,
+    n_q,
+    far_start,
+    d_v,
+    left,
+    right,
+    D_V: tl.constexpr,
+    CAUSAL: tl.constexpr,  # there is nothing far to the right
+):
+    """What others computed for the far keys of these rows: output and log-sum-exp of both sides.
+
+    Left: row i is row i - far_start of what was computed; right: all was computed in reverse.
+    """
+    m = n_q - far_start
+    index = rows - far_start
+    out_left = load_part(far_left_ptr, bh * m, index, m, d_v, D_V).to(tl.float32)
+    lse_left = tl.load(
+        far_left_lse_ptr + bh * m + index, mask=(index >= 0) & (index < m), other=float("-inf")
+    )
+    lse_left = lse_left * LOG2E + left
+    out_right = out_left * 0.0
+    lse_right = tl.full(lse_left.shape, float("-inf"), dtype=tl.float32)
+    if not CAUSAL:
+        index = m - 1 - rows
+        out_right = load_part(far_right_ptr, bh * m, index, m, d_v, D_V).to(tl.float32)
+        lse_right = tl.load(
+            far_right_lse_ptr + bh * m + index, mask=(index >= 0) & (index < m), other=float("-inf")
+        )
+        lse_right = lse_right * LOG2E + right
+    return out_left, lse_left, out_right, lse_right
+
+
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "far_start"])
 def forward_kernel(
     q_ptr,
     k_ptr,
@@ -175,6 +235,10 @@ def forward_kernel(
     near_ptr,
     ends_ptr,
     rest_ptr,
+    far_left_ptr,
+    far_left_lse_ptr,
+    far_right_ptr,
+    far_right_lse_ptr,
     stride_q_b,
     stride_q_h,
     stride_q_n,
@@ -203,6 +267,7 @@ def forward_kernel(
     value_reach,
     before,
     after,
+    far_start,
     scale,
     dropout,
     D: tl.constexpr,
@@ -224,6 +289,8 @@ def forward_kernel(
     EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
     REST: tl.constexpr,
+    FAR: tl.constexpr,  # keys at |lag| >= far_start were attended to elsewhere: start from there
+    CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One block of query rows of one head."""
@@ -231,8 +298,10 @@ def forward_kernel(
     bh = tl.program_id(1).to(tl.int64)
     b = bh // n_heads
     h = bh % n_heads
-    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    r = tl.arange(0, BLOCK_M)
+    rows = block * BLOCK_M + r
     row = rows.to(tl.int64)
+    first_row = block.to(tl.int64) * BLOCK_M
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
     q = tl.load(
@@ -244,12 +313,19 @@ def forward_kernel(
     v_ptr += b * stride_v_b + (h // groups) * stride_v_h
     near_reach = n_k * 0
     if BAND:
-        band_ptr += b * stride_band_b + h * stride_band_h
+        band_ptr += b * stride_band_b + h * stride_band_h + first_row * stride_band_q
         near_reach = reach
         if EXTENT:
             near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
-    if TAILS:
-        tails_ptr += b * stride_tail_b + h * stride_tail_h
+    left, left_slope, right, right_slope = load_tails(
+        tails_ptr + b * stride_tail_b + h * stride_tail_h,
+        rows,
+        rows < n_q,
+        stride_tail_kind,
+        stride_tail_q,
+        TAILS,
+        SLOPES,
+    )
     if KEYS:
         keys_ptr += b * stride_keys_b
     q_segment = rows
@@ -259,10 +335,9 @@ def forward_kernel(
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr) + bh
-    stride_near_q = 2 * value_reach + 1
     if VALUES:
         near_reach = tl.maximum(near_reach, value_reach)
-        near_ptr += bh * n_q * stride_near_q
+        near_ptr += (bh * n_q + first_row) * (2 * value_reach + 1)
     first = block * BLOCK_M + q_start
     last = tl.minimum((block + 1) * BLOCK_M, n_q) - 1 + q_start
     low, high = n_k * 0, n_k
@@ -276,8 +351,30 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    left = tl.zeros([BLOCK_M], dtype=tl.float32)
-    right = tl.zeros([BLOCK_M], dtype=tl.float32)
+    left_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if FAR:
+        out_left, lse_left, out_right, lse_right = far_state(
+            far_left_ptr,
+            far_left_lse_ptr,
+            far_right_ptr,
+            far_right_lse_ptr,
+            bh,
+            rows,
+            n_q,
+            far_start,
+            d_v,
+            left,
+            right,
+            D_V,
+            CAUSAL,
+        )
+        top = tl.maximum(lse_left, lse_right)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        left_mass = tl.exp2(lse_left - base)
+        right_mass = tl.exp2(lse_right - base)
+        total = left_mass + right_mass
+        acc = left_mass[:, None] * out_left + right_mass[:, None] * out_right
     for REGION in tl.static_range(3):
         if REGION == 0:
             start, stop = low, near_start
@@ -285,23 +382,27 @@ def forward_kernel(
             start, stop = near_start, near_stop
         else:
             start, stop = near_stop, high
-        acc, top, total, left, right = _range(
+        acc, top, total, left_mass, right_mass = _range(
             acc,
             top,
             total,
-            left,
-            right,
+            left_mass,
+            right_mass,
             q,
             k_ptr,
             v_ptr,
             band_ptr,
-            tails_ptr,
+            left,
+            left_slope,
+            right,
+            right_slope,
             keys_ptr,
             q_segment,
             k_segment_ptr,
             near_ptr,
             seed,
             rows,
+            r,
             start,
             stop,
             n_q,
@@ -316,9 +417,6 @@ def forward_kernel(
             stride_k_n,
             stride_v_n,
             stride_band_q,
-            stride_tail_kind,
-            stride_tail_q,
-            stride_near_q,
             D,
             D_V,
             BLOCK_D,
@@ -352,5 +450,5 @@ def forward_kernel(
         rest = out - short.to(tl.float32)
         tl.store(rest_ptr + cells, rest.to(rest_ptr.dtype.element_ty), mask=there)
     if VALUES:
-        tl.store(ends_ptr + place * 2, left / safe, mask=rows < n_q)
-        tl.store(ends_ptr + place * 2 + 1, right / safe, mask=rows < n_q)
+        tl.store(ends_ptr + place * 2, left_mass / safe, mask=rows < n_q)
+        tl.store(ends_ptr + place * 2 + 1, right_mass / safe, mask=rows < n_q)

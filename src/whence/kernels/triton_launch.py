@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from whence.kernels.triton_backward import delta_kernel, key_kernel, query_kernel
+from whence.kernels.triton_backward import key_kernel, query_kernel
 from whence.kernels.triton_band import band_kernel, collect_kernel
 from whence.kernels.triton_forward import forward_kernel
 
@@ -44,8 +44,35 @@ class Numbers(NamedTuple):
     slopes: bool
 
 
+class Far(NamedTuple):
+    """Attention to the keys at |lag| >= start, computed elsewhere; the right side in reverse.
+
+    out is [b, h, n - start, d_v] and lse, in base e, [b, h, n - start], both packed. A causal call
+    has nothing on its right: those are None.
+    """
+
+    start: int
+    left: Tensor
+    left_lse: Tensor
+    right: Tensor | None
+    right_lse: Tensor | None
+
+
+class FarGradients(NamedTuple):
+    """What the far keys give to the gradients of q, k and v, in the same order of rows."""
+
+    left: tuple[Tensor, Tensor, Tensor]
+    right: tuple[Tensor, Tensor, Tensor] | None
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers, tiles: Tiles
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inputs: Inputs,
+    numbers: Numbers,
+    tiles: Tiles,
+    far: Far | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """out, what rounding took from it, lse in base 2, near logits and the mass of both far ends."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
@@ -69,9 +96,10 @@ def forward(
         near,
         ends,
         rest,
+        *_far_parts(far, lse),
         *_strides(q, k, v),
         *_input_strides(inputs),
-        *_sizes(q, k, inputs, numbers),
+        *_sizes(q, k, inputs, numbers, far),
         **_shape(q, v),
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
@@ -79,6 +107,8 @@ def forward(
         **_flags(inputs, numbers),
         EVEN_N=k.shape[2] % tiles.keys == 0,
         REST=rest is not lse,
+        FAR=far is not None,
+        CAUSAL=far is not None and far.right is None,
         PRECISION=_precision(q),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -113,23 +143,12 @@ def backward(
     *,
     band_too: bool,
     tails_too: bool,
+    far: Far | None = None,
+    far_gradients: FarGradients | None = None,
 ) -> Backward:
     """Gradients of q, k, v and, if wanted, band and tails; d_mass is d_out against the table."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
     delta = torch.empty_like(lse)
-    delta_kernel[(triton.cdiv(n_q, 64), b * h)](
-        out,
-        out if rest is None else rest,
-        d_out,
-        delta,
-        *d_out.stride()[:3],
-        h,
-        n_q,
-        D_V=d_v,
-        BLOCK_DV=_padded(d_v),
-        BLOCK_M=64,
-        REST=rest is not None,
-    )
     d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
     d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
     d_value = torch.empty(b, h_kv, n_k, d_v, dtype=v.dtype, device=v.device)
@@ -149,7 +168,7 @@ def backward(
         *_strides(q, k, v),
         *d_out.stride()[:3],
         *_input_strides(inputs),
-        *_sizes(q, k, inputs, numbers),
+        *_sizes(q, k, inputs, numbers, far),
     )
     options = {
         **_shape(q, v),
@@ -157,6 +176,39 @@ def backward(
         "PRECISION": _precision(q),
     }
     has_band = inputs.band is not None
+    elsewhere = {"FAR": far is not None, "CAUSAL": far is not None and far.right is None}
+    from_queries, from_keys = (lse,) * 2, (lse,) * 4
+    if far_gradients is not None:
+        left, right = far_gradients.left, far_gradients.right or far_gradients.left
+        from_queries, from_keys = (left[0], right[0]), (*left[1:], *right[1:])
+    # Queries first: their kernel leaves delta for the others.
+    query_kernel[(triton.cdiv(n_q, by_rows.rows), b * h)](
+        q,
+        k,
+        v,
+        d_out,
+        lse,
+        delta,
+        out,
+        out if rest is None else rest,
+        d_q,
+        lse if d_band is None else d_band,
+        lse if d_tails is None else d_tails,
+        *from_queries,
+        *_far_parts(far, lse),
+        *common,
+        **options,
+        BAND=has_band,
+        BLOCK_M=by_rows.rows,
+        BLOCK_N=by_rows.keys,
+        EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
+        ROW_BAND=row_band,
+        REST=rest is not None,
+        **elsewhere,
+        TAIL_SUMS=d_tails is not None,
+        num_warps=by_rows.warps,
+        num_stages=by_rows.stages,
+    )
     key_kernel[(triton.cdiv(n_k, by_keys.keys), b * h_kv)](
         q,
         k,
@@ -166,35 +218,16 @@ def backward(
         delta,
         d_k,
         d_value,
+        *from_keys,
         *common,
         **options,
         BAND=has_band,
         BLOCK_M=by_keys.rows,
         BLOCK_N=by_keys.keys,
+        **elsewhere,
         EVEN=n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0,
         num_warps=by_keys.warps,
         num_stages=by_keys.stages,
-    )
-    query_kernel[(triton.cdiv(n_q, by_rows.rows), b * h)](
-        q,
-        k,
-        v,
-        d_out,
-        lse,
-        delta,
-        d_q,
-        lse if d_band is None else d_band,
-        lse if d_tails is None else d_tails,
-        *common,
-        **options,
-        BAND=has_band,
-        BLOCK_M=by_rows.rows,
-        BLOCK_N=by_rows.keys,
-        EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
-        ROW_BAND=row_band,
-        TAIL_SUMS=d_tails is not None,
-        num_warps=by_rows.warps,
-        num_stages=by_rows.stages,
     )
     if inputs.band is not None and band_too and d_band is None:
         d_band = _shared_band(d_out, q, k, v, lse, delta, common, options, inputs, numbers, block)
@@ -307,7 +340,16 @@ def _input_strides(inputs: Inputs) -> tuple[int, ...]:
     )
 
 
-def _sizes(q: Tensor, k: Tensor, inputs: Inputs, numbers: Numbers) -> tuple[int | float, ...]:
+def _far_parts(far: Far | None, stand_in: Tensor) -> tuple[Tensor, ...]:
+    if far is None:
+        return (stand_in,) * 4
+    right = (stand_in, stand_in) if far.right is None else (far.right, far.right_lse)
+    return (far.left, far.left_lse, *right)  # type: ignore[return-value]
+
+
+def _sizes(
+    q: Tensor, k: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None
+) -> tuple[int | float, ...]:
     h = q.shape[1]
     reach = 0 if inputs.band is None else inputs.band.shape[-1] // 2
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
@@ -321,6 +363,7 @@ def _sizes(q: Tensor, k: Tensor, inputs: Inputs, numbers: Numbers) -> tuple[int 
         value_reach,
         numbers.before,
         numbers.after,
+        0 if far is None else far.start,
         numbers.scale,
         numbers.dropout,
     )

@@ -1,8 +1,12 @@
-"""What the Triton kernels share: one tile of logits with its bias, and what may be looked at.
+"""What the Triton kernels share: the bias of one tile of logits, and what may be looked at.
 
 Logits are in base 2 (times log2 e), so that exp2 serves. lag = key - query; query row i stands at
 key position q_start + i. A band has one row (stride 0) or one a query, and `tails` holds, for each
 row, left const, left slope, right const, right slope.
+
+Near the diagonal (region 1) the bias is looked up cell by cell. A far tile (region 0 to the left,
+2 to the right) knows only a line: shift + tilt * column, one shift and one tilt a row. The shift
+goes into what is subtracted from the logits anyway, so a constant tail costs no work a cell.
 """
 
 import triton
@@ -45,51 +49,81 @@ def visible(
 
 
 @triton.jit
-def bias_at(
+def load_tails(
+    tails_ptr, row, there, stride_kind, stride_q, TAILS: tl.constexpr, SLOPES: tl.constexpr
+):
+    """Left const, left slope, right const, right slope of these rows, in base 2."""
+    left = 0.0
+    left_slope = 0.0
+    right = 0.0
+    right_slope = 0.0
+    if TAILS:
+        place = tails_ptr + row.to(tl.int64) * stride_q
+        left = tl.load(place, mask=there, other=0.0) * LOG2E
+        right = tl.load(place + 2 * stride_kind, mask=there, other=0.0) * LOG2E
+        if SLOPES:
+            left_slope = tl.load(place + stride_kind, mask=there, other=0.0) * LOG2E
+            right_slope = tl.load(place + 3 * stride_kind, mask=there, other=0.0) * LOG2E
+    return left, left_slope, right, right_slope
+
+
+@triton.jit
+def far_line(
+    left,
+    left_slope,
+    right,
+    right_slope,
+    position,
+    first,
+    REGION: tl.constexpr,
+    SLOPES: tl.constexpr,
+):
+    """A far tile's bias as shift + tilt * column, the column counted from the tile's `first`."""
+    if REGION == 0:
+        shift = left
+        tilt = -left_slope
+        if SLOPES:
+            shift = left + left_slope * (position - first).to(tl.float32)
+    else:
+        shift = right
+        tilt = right_slope
+        if SLOPES:
+            shift = right + right_slope * (first - position).to(tl.float32)
+    return shift, tilt
+
+
+@triton.jit
+def near_bias(
     band_ptr,
-    tails_ptr,
-    row,
-    col,
-    n_q,
-    q_start,
+    lag,
+    row,  # counted from the row that band_ptr stands at: small, so that offsets stay 32 bits wide
+    there,
     reach,
     stride_band_q,
-    stride_tail_kind,
-    stride_tail_q,
-    REGION: tl.constexpr,  # 0 far left, 1 near, 2 far right
+    left,
+    left_slope,
+    right,
+    right_slope,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
     PER_ROW: tl.constexpr,  # a band for each query, not one for all
 ):
-    """The bias of every cell of a tile, in base 2: the band near the diagonal, a tail beyond."""
-    lag = col - (row + q_start)
-    there = row < n_q
-    tail = tails_ptr + row.to(tl.int64) * stride_tail_q
-    left = 0.0
-    right = 0.0
-    if TAILS and REGION != 2:
-        left = tl.load(tail, mask=there, other=0.0)
+    """The bias of every cell of a near tile: looked up within the reach, a tail beyond it."""
+    inside = (lag >= -reach) & (lag <= reach)
+    if PER_ROW:
+        bias = tl.load(
+            band_ptr + (row * stride_band_q + (lag + reach)), mask=inside & there, other=0.0
+        )
+    else:
+        bias = tl.load(band_ptr + (lag + reach), mask=inside, other=0.0)
+    bias = bias * LOG2E
+    if TAILS:
         if SLOPES:
-            slope = tl.load(tail + stride_tail_kind, mask=there, other=0.0)
-            left = left + slope * tl.abs(lag).to(tl.float32)
-    if TAILS and REGION != 0:
-        right = tl.load(tail + 2 * stride_tail_kind, mask=there, other=0.0)
-        if SLOPES:
-            slope = tl.load(tail + 3 * stride_tail_kind, mask=there, other=0.0)
-            right = right + slope * tl.abs(lag).to(tl.float32)
-    bias = left
-    if REGION == 2:
-        bias = right
-    if REGION == 1:
-        inside = (lag >= -reach) & (lag <= reach)
-        if PER_ROW:
-            place = row.to(tl.int64) * stride_band_q + (lag + reach)
-            bias = tl.load(band_ptr + place, mask=inside & there, other=0.0)
-        else:
-            bias = tl.load(band_ptr + (lag + reach), mask=inside, other=0.0)
-        if TAILS:
-            bias = tl.where(inside, bias, tl.where(lag < 0, left, right))
-    return bias * LOG2E
+            distance = tl.abs(lag).to(tl.float32)
+            left = left + left_slope * distance
+            right = right + right_slope * distance
+        bias = tl.where(inside, bias, tl.where(lag < 0, left, right))
+    return bias
 
 
 @triton.jit
@@ -104,9 +138,22 @@ def load_rows(ptr, row, d, stride, n, D: tl.constexpr, BLOCK_D: tl.constexpr, EV
 
 
 @triton.jit
-def kept(seed, row, col, n_k, dropout):
+def load_part(
+    ptr, base, index, m, d, D: tl.constexpr
+):
+    """Rows `index` of m packed rows of D numbers that start at row `base`; zeros beyond them."""
+    there = (index >= 0) & (index < m)
+    place = ptr + (base + index.to(tl.int64))[:, None] * D + d[None, :]
+    return tl.load(place, mask=there[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def kept(seed, row, col, dropout):
     """What dropout multiplies the weights by: the same for a seed, whatever the tiles are."""
-    return tl.where(tl.rand(seed, row * n_k + col) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+    first = col + 0 * row
+    zero = 0 * first
+    random, _, _, _ = tl.philox(seed, first, row + zero, zero, zero)
+    return tl.where(tl.uint_to_uniform_float(random) >= dropout, 1.0 / (1.0 - dropout), 0.0)
 
 
 @triton.jit
