@@ -163,7 +163,7 @@ def test_what_it_cannot_run_is_refused_before_launch() -> None:
         attend(q, q, q, mask=torch.ones(1, 1, 4, 4, dtype=torch.bool), backend="fused")
     text = str(explain(q, q, q, bias=LagBias.clipped(torch.zeros(1, 1, 1, 3))))
     assert "-> fused" in text
-    assert "by block-diagonals, no atomics" in text
+    assert "no atomics; the band's gradient by block-diagonals" in text
 
 
 def test_the_compiler_sees_one_operator() -> None:

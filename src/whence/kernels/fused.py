@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from whence.kernels.call import AttentionCall
+from whence.kernels.plain import fastest
+from whence.kernels.strategy import far_start
 from whence.lag import LagBias
 
 HALF = (torch.float16, torch.bfloat16)
@@ -39,9 +41,14 @@ def refuse(call: AttentionCall) -> str | None:
 
 def note(call: AttentionCall) -> str:
     """What `explain` says of it."""
-    if call.lag is not None and call.lag.band.shape[2] == 1:
-        return "one pass, linear memory; the band's gradient by block-diagonals, no atomics"
-    return "one pass, linear memory; no atomics" + call.caveat()
+    far = far_start(call)
+    if isinstance(far, int):
+        plain = fastest(call.q, call.v)
+        assert plain is not None
+        return f"split: {plain.name} for |lag| >= {far}, our kernel for the rest; linear memory"
+    shared = call.lag is not None and call.lag.band.shape[2] == 1
+    bands = "; the band's gradient by block-diagonals" if shared else ""
+    return f"one pass ({far}), linear memory, no atomics{bands}" + call.caveat()
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
@@ -64,7 +71,9 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
     table = None if call.values is None else call.values.table.float()
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    numbers = Numbers(float(call.scale), sight.q_start, before, after, call.dropout, slopes)
+    far = far_start(call)
+    far = 0 if isinstance(far, str) else far
+    numbers = Numbers(float(call.scale), sight.q_start, before, after, call.dropout, slopes, far)
     return lag_attention(q, k, v, inputs, numbers)
 
 

@@ -1,12 +1,13 @@
 """The fused attention and its gradient: an autograd function, and one operator for compilers."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_launch import Inputs, Numbers, backward, forward
+from whence.kernels.triton_launch import Far, Inputs, Numbers, backward, forward
 
 
 def lag_attention(q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers) -> Tensor:
@@ -18,21 +19,40 @@ def lag_attention(q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numb
     return out
 
 
+class Kept(NamedTuple):
+    """What forward leaves for backward; None for what the call does not need."""
+
+    out: Tensor
+    lse: Tensor  # in base 2
+    rest: Tensor | None  # what rounding took from out
+    mass: Tensor | None  # a lag of the value table
+    far_left: Tensor | None
+    far_left_lse: Tensor | None
+    far_right: Tensor | None
+    far_right_lse: Tensor | None
+
+
 def attended(
-    q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """out, log-sum-exp in base 2, what rounding took from out, and the mass a lag of the table."""
-    out, rest, lse, near, ends = fitting(
-        "forward", q, v, lambda tiles: forward(q, k, v, inputs, numbers, tiles)
+    q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers, *, tails_too: bool
+) -> Kept:
+    """The output and what its gradient needs."""
+    far, near = None, numbers
+    if numbers.far:
+        far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
+    out, rest, lse, logits, ends = fitting(
+        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far)
     )
+    # Only the gradient of a tail asks again what the far keys gave.
+    parts = far[1:] if far is not None and tails_too else (None,) * 4
     if inputs.table is None:
-        return out, lse, None if rest is lse else rest, None
-    mass = torch.exp2(near - lse[..., None]) / (1 - numbers.dropout)
+        return Kept(out, lse, None if rest is lse else rest, None, *parts)
+    mass = torch.exp2(logits - lse[..., None]) / (1 - numbers.dropout)
     mass[..., 0] += ends[..., 0]
     mass[..., -1] += ends[..., 1]
     whole = out + mass @ inputs.table
     short = whole.to(q.dtype)
-    return short, lse, None if short is whole else (whole - short).to(q.dtype), mass
+    rest = None if short is whole else (whole - short).to(q.dtype)
+    return Kept(short, lse, rest, mass, *parts)
 
 
 def gradients(
@@ -40,10 +60,7 @@ def gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rest: Tensor | None,
-    mass: Tensor | None,
+    kept: Kept,
     inputs: Inputs,
     numbers: Numbers,
     *,
@@ -54,10 +71,18 @@ def gradients(
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
     d_table, d_mass = None, None
     if inputs.table is not None:
-        assert mass is not None
+        assert kept.mass is not None
         wide = d_out.float()
         d_mass = wide @ inputs.table.transpose(-1, -2)
-        d_table = (mass.transpose(-1, -2) @ wide).sum(0).sum_to_size(inputs.table.shape)
+        d_table = (kept.mass.transpose(-1, -2) @ wide).sum(0).sum_to_size(inputs.table.shape)
+    far, elsewhere, near = None, None, numbers
+    if numbers.far:
+        near = near_numbers(numbers)
+        elsewhere = far_gradients(d_out, q, k, v, kept.out, kept.lse, inputs, numbers)
+        one_sided = numbers.after == 0
+        left, left_lse, right, right_lse = (x if x is not None else kept.lse for x in kept[4:])
+        sides = (left, left_lse, *((None, None) if one_sided else (right, right_lse)))
+        far = Far(numbers.far, *sides)
     found = fitting(
         "backward",
         q,
@@ -67,17 +92,19 @@ def gradients(
             q,
             k,
             v,
-            out,
-            rest,
-            lse,
+            kept.out,
+            kept.rest,
+            kept.lse,
             d_mass,
             inputs,
-            numbers,
+            near,
             rows,
             keys,
             block,
             band_too=band_too,
             tails_too=tails_too,
+            far=far,
+            far_gradients=elsewhere,
         ),
     )
     d_band, d_tails = found.band, found.tails
@@ -96,27 +123,24 @@ class LagAttention(torch.autograd.Function):
         ctx: Any, numbers: Numbers, q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor | None
     ) -> Tensor:
         """Run the kernel; keep what backward needs."""
-        out, lse, rest, mass = attended(q, k, v, Inputs(*inputs), numbers)
-        ctx.save_for_backward(q, k, v, out, lse, rest, mass, *inputs)
+        tails_too = ctx.needs_input_grad[6]
+        kept = attended(q, k, v, Inputs(*inputs), numbers, tails_too=tails_too)
+        ctx.save_for_backward(q, k, v, *kept, *inputs)
         ctx.numbers = numbers
-        return out
+        return kept.out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
-        q, k, v, out, lse, rest, mass, *tensors = ctx.saved_tensors
-        inputs = Inputs(*tensors)
+        q, k, v, *tensors = ctx.saved_tensors
         d_q, d_k, d_v, d_band, d_tails, d_table = gradients(
             d_out,
             q,
             k,
             v,
-            out,
-            lse,
-            rest,
-            mass,
-            inputs,
+            Kept(*tensors[:8]),
+            Inputs(*tensors[8:]),
             ctx.numbers,
             band_too=ctx.needs_input_grad[4],
             tails_too=ctx.needs_input_grad[6],
@@ -143,12 +167,13 @@ def lag_attention_op(
     after: int,
     dropout: float,
     slopes: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, rest, mass, as `attended`; an empty tensor for what is not there."""
+    far: int,
+) -> list[Tensor]:
+    """As `attended`; an empty tensor for what is not there."""
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    numbers = Numbers(scale, q_start, before, after, dropout, slopes)
-    out, lse, rest, mass = attended(q, k, v, inputs, numbers)
-    return out, lse, _empty(rest, out), _empty(mass, lse)
+    numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
+    kept = attended(q, k, v, inputs, numbers, tails_too=tails is not None)
+    return [_empty(x, kept.lse) for x in kept]
 
 
 @lag_attention_op.register_fake
@@ -170,13 +195,24 @@ def _(
     after: int,
     dropout: float,
     slopes: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    far: int,
+) -> list[Tensor]:
     b, h, n_q, _ = q.shape
     out = q.new_empty(b, h, n_q, v.shape[-1])
     lse = q.new_empty(b, h, n_q, dtype=torch.float32)
     rounded = q.dtype != torch.float32 and (band is not None or table is not None)
-    mass = (0,) if table is None else (b, h, n_q, table.shape[1])
-    return out, lse, out.new_empty(out.shape if rounded else (0,)), lse.new_empty(mass)
+    rest = torch.empty_like(out) if rounded else _empty(None, lse)
+    mass = lse.new_empty((0,) if table is None else (b, h, n_q, table.shape[1]))
+    sides = [0, 0]
+    if far and tails is not None:
+        sides = [n_q - far, 0 if after == 0 else n_q - far]
+    parts = [
+        out.new_empty(b, h, m, v.shape[-1]) if i % 2 == 0 else lse.new_empty(b, h, m)
+        for m in sides
+        for i in range(2)
+    ]
+    parts = [x if x.numel() else _empty(None, lse) for x in parts]
+    return [out, lse, rest, mass, *parts]
 
 
 @torch.library.custom_op("whence::lag_attention_backward", mutates_args=())
@@ -185,10 +221,7 @@ def lag_attention_backward_op(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rest: Tensor,
-    mass: Tensor,
+    kept: list[Tensor],
     band: Tensor | None,
     extent: Tensor | None,
     tails: Tensor | None,
@@ -203,13 +236,15 @@ def lag_attention_backward_op(
     after: int,
     dropout: float,
     slopes: bool,
+    far: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `gradients`; an empty tensor for what is not there."""
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    numbers = Numbers(scale, q_start, before, after, dropout, slopes)
-    there, weighed = (x if x.numel() else None for x in (rest, mass))
-    d_q, d_k, d_v, *more = gradients(d_out, q, k, v, out, lse, there, weighed, inputs, numbers)
-    d_band, d_tails, d_table = (_empty(x, lse) for x in more)
+    numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
+    out, lse, *more = kept
+    found = Kept(out, lse, *(x if x.numel() else None for x in more))
+    d_q, d_k, d_v, *others = gradients(d_out, q, k, v, found, inputs, numbers)
+    d_band, d_tails, d_table = (_empty(x, lse) for x in others)
     return d_q, d_k, d_v, d_band, d_tails, d_table
 
 
@@ -219,10 +254,7 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rest: Tensor,
-    mass: Tensor,
+    kept: list[Tensor],
     band: Tensor | None,
     extent: Tensor | None,
     tails: Tensor | None,
@@ -237,23 +269,25 @@ def _(
     after: int,
     dropout: float,
     slopes: bool,
+    far: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_q, d_k, d_v = (x.new_empty(x.shape) for x in (q, k, v))
     d_band, d_tails, d_table = (
-        lse.new_empty((0,) if x is None else x.shape) for x in (band, tails, table)
+        kept[1].new_empty((0,) if x is None else x.shape) for x in (band, tails, table)
     )
     return d_q, d_k, d_v, d_band, d_tails, d_table
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.save_for_backward(*inputs[:3], *output, *inputs[3:11])
     ctx.numbers = inputs[11:]
 
 
-def _backward(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, rest, mass, *tensors = ctx.saved_tensors
+def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
+    q, k, v, *tensors = ctx.saved_tensors
+    kept, tensors = tensors[:8], tensors[8:]
     d_q, d_k, d_v, d_band, d_tails, d_table = lag_attention_backward_op(
-        d_out, q, k, v, out, lse, rest, mass, *tensors, *ctx.numbers
+        d_kept[0], q, k, v, kept, *tensors, *ctx.numbers
     )
     band, _extent, tails, table = tensors[:4]
     bias = (
@@ -262,7 +296,7 @@ def _backward(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         None if tails is None else d_tails,
         None if table is None else d_table,
     )
-    return (d_q, d_k, d_v, *bias, *(None,) * 10)
+    return (d_q, d_k, d_v, *bias, *(None,) * 11)
 
 
 lag_attention_op.register_autograd(_backward, setup_context=_setup_context)

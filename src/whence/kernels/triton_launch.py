@@ -34,7 +34,10 @@ class Inputs(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a call. before and after are -1 without a limit."""
+    """The numbers of a call. before and after are -1 without a limit.
+
+    Keys at |lag| >= far are left to a plain kernel (split.py); 0 means that none are.
+    """
 
     scale: float
     q_start: int
@@ -42,6 +45,7 @@ class Numbers(NamedTuple):
     after: int
     dropout: float
     slopes: bool
+    far: int = 0
 
 
 class Far(NamedTuple):
