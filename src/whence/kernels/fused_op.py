@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_launch import Far, Inputs, Numbers, backward, forward
+from whence.kernels.triton_launch import Far, Inputs, Numbers, backward, forward, laid_out_shape
 
 
 def lag_attention(q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers) -> Tensor:
@@ -30,6 +30,7 @@ class Kept(NamedTuple):
     far_left_lse: Tensor | None
     far_right: Tensor | None
     far_right_lse: Tensor | None
+    band: Tensor | None  # as the kernels read it, where that is not as it was given
 
 
 def attended(
@@ -39,11 +40,14 @@ def attended(
     far, near = None, numbers
     if numbers.far:
         far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
-    out, rest, lse, logits, ends = fitting(
+    out, rest, lse, logits, ends, band = fitting(
         "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far)
     )
     # Only the gradient of a tail asks again what the far keys gave.
-    parts = far[1:] if far is not None and tails_too else (None,) * 4
+    parts = (
+        *(far[1:] if far is not None and tails_too else (None,) * 4),
+        None if band is inputs.band else band,
+    )
     if inputs.table is None:
         return Kept(out, lse, None if rest is lse else rest, None, *parts)
     mass = torch.exp2(logits - lse[..., None]) / (1 - numbers.dropout)
@@ -80,7 +84,7 @@ def gradients(
         near = near_numbers(numbers)
         elsewhere = far_gradients(d_out, q, k, v, kept.out, kept.lse, inputs, numbers)
         one_sided = numbers.after == 0
-        left, left_lse, right, right_lse = (x if x is not None else kept.lse for x in kept[4:])
+        left, left_lse, right, right_lse = (x if x is not None else kept.lse for x in kept[4:8])
         sides = (left, left_lse, *((None, None) if one_sided else (right, right_lse)))
         far = Far(numbers.far, *sides)
     found = fitting(
@@ -96,6 +100,7 @@ def gradients(
             kept.rest,
             kept.lse,
             d_mass,
+            inputs.band if kept.band is None else kept.band,
             inputs,
             near,
             rows,
@@ -139,8 +144,8 @@ class LagAttention(torch.autograd.Function):
             q,
             k,
             v,
-            Kept(*tensors[:8]),
-            Inputs(*tensors[8:]),
+            Kept(*tensors[:9]),
+            Inputs(*tensors[9:]),
             ctx.numbers,
             band_too=ctx.needs_input_grad[4],
             tails_too=ctx.needs_input_grad[6],
@@ -212,7 +217,9 @@ def _(
         for i in range(2)
     ]
     parts = [x if x.numel() else _empty(None, lse) for x in parts]
-    return [out, lse, rest, mass, *parts]
+    inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
+    edges = laid_out_shape(inputs, far)
+    return [out, lse, rest, mass, *parts, lse.new_empty((0,) if edges is None else edges)]
 
 
 @torch.library.custom_op("whence::lag_attention_backward", mutates_args=())
@@ -285,7 +292,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
     q, k, v, *tensors = ctx.saved_tensors
-    kept, tensors = tensors[:8], tensors[8:]
+    kept, tensors = tensors[:9], tensors[9:]
     d_q, d_k, d_v, d_band, d_tails, d_table = lag_attention_backward_op(
         d_kept[0], q, k, v, kept, *tensors, *ctx.numbers
     )

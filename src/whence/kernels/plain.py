@@ -15,7 +15,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Plain(NamedTuple):
-    """forward(q, k, v, scale) -> out, lse [b, h, n, ...]; backward(d_out, q, k, v, out, lse, scale)."""
+    """forward(q, k, v, scale) gives out and lse; backward(d_out, q, k, v, out, lse, scale)."""
 
     name: str
     forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -81,6 +81,6 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
     if q.dtype not in HALF or d != v.shape[-1] or d % 8:
         return None
     newer = torch.cuda.get_device_capability(q.device) >= (9, 0)
-    if newer and d <= 128 and torch.backends.cudnn.is_available():
+    if newer and d <= 128 and torch.backends.cuda.cudnn_sdp_enabled():
         return CUDNN
     return FLASH if d <= 256 else None

@@ -29,8 +29,8 @@ def weights_and_slopes(
     d_out,
     lse,
     delta,
-    row,
-    r,  # the row counted from the one that band_ptr and d_mass_ptr stand at
+    first_row,
+    r,  # the row counted from first_row, where band_ptr and d_mass_ptr stand
     first,
     c,  # the key counted from `first`
     band_ptr,
@@ -42,11 +42,14 @@ def weights_and_slopes(
     q_segment,
     k_segment_ptr,
     d_mass_ptr,
+    d_left_mass,
+    d_right_mass,
     seed,
     n_q,
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -78,15 +81,18 @@ def weights_and_slopes(
     else:
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
         d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+    row = first_row + r
     col = first + c
-    lag = col - (row + q_start)
     if BAND and REGION == 1:
         logits += near_bias(
             band_ptr,
-            lag,
+            first_row + q_start,
+            first,
             r,
+            c,
             row < n_q,
             reach,
+            edge,
             stride_band_q,
             left,
             left_slope,
@@ -104,7 +110,10 @@ def weights_and_slopes(
         if SLOPES:
             logits += tilt * c.to(tl.float32)
     weights = tl.exp2(logits - lse)
-    if KEYS or SEGMENTS or not EVEN or (BEFORE and REGION < 2) or (AFTER and REGION > 0):
+    LAID_OUT: tl.constexpr = BAND and REGION == 1 and not PER_ROW  # the window is in the band
+    LEFT_EDGE: tl.constexpr = BEFORE and REGION < 2 and not LAID_OUT
+    RIGHT_EDGE: tl.constexpr = AFTER and REGION > 0 and not LAID_OUT
+    if KEYS or SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN:
         seen = visible(
             row,
             col,
@@ -115,23 +124,27 @@ def weights_and_slopes(
             keys_ptr,
             q_segment,
             k_segment_ptr,
-            BEFORE,
-            AFTER,
+            LEFT_EDGE,
+            RIGHT_EDGE,
             KEYS,
             SEGMENTS,
         )
         weights = tl.where(seen & (row < n_q), weights, 0.0)
     if VALUES:
-        place = r * (2 * value_reach + 1)
         if REGION == 1:
-            place += tl.minimum(tl.maximum(lag, -value_reach), value_reach) + value_reach
-        if REGION == 2:
-            place += 2 * value_reach
-        d_mass = tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
-        if REGION == 1 or DROPOUT:
-            d_weights += d_mass
+            lag = col - (row + q_start)
+            inside = (lag >= -value_reach) & (lag <= value_reach)
+            place = r * (2 * value_reach + 1) + (lag + value_reach)
+            d_mass = tl.load(d_mass_ptr + place, mask=inside & (row < n_q), other=0.0)
+            d_weights += tl.where(inside, d_mass, tl.where(lag < 0, d_left_mass, d_right_mass))
         else:  # a far tile lies in an end row of the table: one number a query row
-            delta = delta - d_mass
+            d_mass = d_left_mass
+            if REGION == 2:
+                d_mass = d_right_mass
+            if DROPOUT:
+                d_weights += d_mass
+            else:
+                delta = delta - d_mass
     met = weights
     if DROPOUT:
         keep = kept(seed, row, col, dropout)
@@ -140,7 +153,162 @@ def weights_and_slopes(
     return met, weights, weights * (d_weights - delta)
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "far_start"])
+@triton.jit
+def _key_range(
+    d_k_sum,
+    d_v_sum,
+    k,
+    v,
+    q_ptr,
+    d_out_ptr,
+    lse_ptr,
+    delta_ptr,
+    band_ptr,
+    tails_ptr,
+    left,
+    left_slope,
+    right,
+    right_slope,
+    keys_ptr,
+    q_segment_ptr,
+    k_segment_ptr,
+    d_mass_ptr,
+    seed,
+    first,
+    start,
+    stop,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    value_reach,
+    before,
+    after,
+    scale2,
+    dropout,
+    stride_q_n,
+    stride_o_n,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_q,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    REGION: tl.constexpr,
+    BAND: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What rows start..stop of one query head give to one block of keys."""
+    r = tl.arange(0, BLOCK_M)
+    c = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    for row_block in tl.range(start, stop, BLOCK_M, num_stages=STAGES):
+        rows = row_block + r
+        first_row = tl.zeros([], tl.int64) + row_block
+        on_row = rows < n_q
+        q = load_rows(q_ptr, row_block, r[:, None], d[None, :], stride_q_n, n_q, D, BLOCK_D, EVEN)
+        d_out = load_rows(
+            d_out_ptr, row_block, r[:, None], d_v[None, :], stride_o_n, n_q, D_V, BLOCK_DV, EVEN
+        )
+        lse = tl.load(lse_ptr + first_row + r, mask=on_row, other=0.0)
+        delta = tl.load(delta_ptr + first_row + r, mask=on_row, other=0.0)
+        q_segment = rows
+        if SEGMENTS:
+            q_segment = tl.load(q_segment_ptr + rows, mask=on_row, other=-2)
+        line = left, left_slope, right, right_slope
+        if PER_ROW:
+            line = load_tails(
+                tails_ptr,
+                rows[None, :],
+                on_row[None, :],
+                stride_tail_kind,
+                stride_tail_q,
+                TAILS,
+                SLOPES,
+                PER_ROW,
+            )
+        d_left_mass = 0.0
+        d_right_mass = 0.0
+        d_mass = d_mass_ptr + first_row * (2 * value_reach + 1)
+        if VALUES:
+            end = d_mass + (r * (2 * value_reach + 1))[None, :]
+            if REGION != 2:
+                d_left_mass = tl.load(end, mask=on_row[None, :], other=0.0)
+            if REGION != 0:
+                d_right_mass = tl.load(end + 2 * value_reach, mask=on_row[None, :], other=0.0)
+        met, _, d_logits = weights_and_slopes(
+            q,
+            k,
+            v,
+            d_out,
+            lse[None, :],
+            delta[None, :],
+            row_block,
+            r[None, :],
+            first,
+            c[:, None],
+            band_ptr + first_row * stride_band_q,
+            line[0],
+            line[1],
+            line[2],
+            line[3],
+            keys_ptr,
+            q_segment[None, :],
+            k_segment_ptr,
+            d_mass,
+            d_left_mass,
+            d_right_mass,
+            seed,
+            n_q,
+            n_k,
+            q_start,
+            reach,
+            edge,
+            value_reach,
+            before,
+            after,
+            scale2,
+            dropout,
+            stride_band_q,
+            REGION,
+            True,
+            EVEN,
+            BAND,
+            TAILS,
+            SLOPES,
+            PER_ROW,
+            VALUES,
+            BEFORE,
+            AFTER,
+            KEYS,
+            SEGMENTS,
+            DROPOUT,
+            PRECISION,
+        )
+        d_v_sum = tl.dot(met.to(d_out.dtype), d_out, d_v_sum, input_precision=PRECISION)
+        d_k_sum = tl.dot(d_logits.to(q.dtype), q, d_k_sum, input_precision=PRECISION)
+    return d_k_sum, d_v_sum
+
+
+@triton.jit(
+    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start"]
+)
 def key_kernel(
     q_ptr,
     k_ptr,
@@ -190,6 +358,7 @@ def key_kernel(
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -202,6 +371,8 @@ def key_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    NEAR_M: tl.constexpr,  # rows a step near the diagonal: divides BLOCK_M
+    STAGES: tl.constexpr,
     BAND: tl.constexpr,
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
@@ -225,7 +396,6 @@ def key_kernel(
     b = bkv // n_kv
     h_kv = bkv % n_kv
     c = tl.arange(0, BLOCK_N)
-    r = tl.arange(0, BLOCK_M)
     cols = block * BLOCK_N + c
     column = cols.to(tl.int64)
     d = tl.arange(0, BLOCK_D)
@@ -280,6 +450,13 @@ def key_kernel(
         seed = 0
         if DROPOUT:
             seed = tl.load(seed_ptr) + bh
+        if FAR:
+            near_reach = tl.maximum(near_reach, far_start - 1)
+        left, left_slope, right, right_slope = 0.0, 0.0, 0.0, 0.0
+        if not PER_ROW:
+            left, left_slope, right, right_slope = load_tails(
+                tails_base, 0, True, stride_tail_kind, stride_tail_q, TAILS, SLOPES, PER_ROW
+            )
         near_start, near_stop = near_range(first, last, near_reach, low, high, BLOCK_M)
         for STEP in tl.static_range(3):
             if STEP == 0:  # rows before: these keys lie far to their right
@@ -288,61 +465,53 @@ def key_kernel(
                 start, stop = near_start, near_stop
             else:
                 start, stop = near_stop, high
-            for row_block in range(start, stop, BLOCK_M):
-                rows = row_block + r
-                row = rows.to(tl.int64)
-                first_row = tl.zeros([], tl.int64) + row_block
-                on_row = rows < n_q
-                q = load_rows(q_base, row, d, stride_q_n, n_q, D, BLOCK_D, EVEN)
-                d_out = load_rows(o_base, row, d_v, stride_o_n, n_q, D_V, BLOCK_DV, EVEN)
-                lse = tl.load(lse_ptr + bh * n_q + row, mask=on_row, other=0.0)
-                delta = tl.load(delta_ptr + bh * n_q + row, mask=on_row, other=0.0)
-                q_segment = rows
-                if SEGMENTS:
-                    q_segment = tl.load(q_segment_ptr + rows, mask=on_row, other=-2)
-                left, left_slope, right, right_slope = load_tails(
-                    tails_base,
-                    rows[None, :],
-                    on_row[None, :],
-                    stride_tail_kind,
-                    stride_tail_q,
-                    TAILS,
-                    SLOPES,
-                )
-                met, _, d_logits = weights_and_slopes(
-                    q,
+            if STEP == 1 or not FAR:
+                d_k_sum, d_v_sum = _key_range(
+                    d_k_sum,
+                    d_v_sum,
                     k,
                     v,
-                    d_out,
-                    lse[None, :],
-                    delta[None, :],
-                    rows[None, :],
-                    r[None, :],
-                    block * BLOCK_N,
-                    c[:, None],
-                    band_base + first_row * stride_band_q,
+                    q_base,
+                    o_base,
+                    lse_ptr + bh * n_q,
+                    delta_ptr + bh * n_q,
+                    band_base,
+                    tails_base,
                     left,
                     left_slope,
                     right,
                     right_slope,
                     keys_ptr,
-                    q_segment[None, :],
+                    q_segment_ptr,
                     k_segment_ptr,
-                    d_mass_base + first_row * (2 * value_reach + 1),
+                    d_mass_base,
                     seed,
+                    block * BLOCK_N,
+                    start,
+                    stop,
                     n_q,
                     n_k,
                     q_start,
                     reach,
+                    edge,
                     value_reach,
                     before,
                     after,
                     scale * LOG2E,
                     dropout,
+                    stride_q_n,
+                    stride_o_n,
                     stride_band_q,
+                    stride_tail_kind,
+                    stride_tail_q,
+                    D,
+                    D_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    NEAR_M if STEP == 1 else BLOCK_M,
+                    BLOCK_N,
+                    1 if STEP == 1 and BAND else STAGES,
                     2 - STEP,
-                    True,
-                    EVEN,
                     BAND,
                     TAILS,
                     SLOPES,
@@ -353,10 +522,9 @@ def key_kernel(
                     KEYS,
                     SEGMENTS,
                     DROPOUT,
+                    EVEN,
                     PRECISION,
                 )
-                d_v_sum = tl.dot(met.to(d_out.dtype), d_out, d_v_sum, input_precision=PRECISION)
-                d_k_sum = tl.dot(d_logits.to(q.dtype), q, d_k_sum, input_precision=PRECISION)
     d_k_sum *= scale
     if FAR:
         m = n_k - far_start
@@ -379,7 +547,177 @@ def key_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "far_start"])
+@triton.jit
+def _query_range(
+    d_q_sum,
+    d_left,
+    d_right,
+    d_left_slope,
+    d_right_slope,
+    slack,
+    left_mass,
+    right_mass,
+    left_reach,
+    right_reach,
+    q,
+    d_out,
+    lse,
+    delta,
+    k_ptr,
+    v_ptr,
+    band_ptr,
+    d_band_ptr,
+    left,
+    left_slope,
+    right,
+    right_slope,
+    keys_ptr,
+    q_segment,
+    k_segment_ptr,
+    d_mass_ptr,
+    d_left_mass,
+    d_right_mass,
+    seed,
+    first_row,
+    r,
+    start,
+    stop,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    value_reach,
+    before,
+    after,
+    scale2,
+    dropout,
+    stride_k_n,
+    stride_v_n,
+    stride_band_q,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    REGION: tl.constexpr,
+    BAND: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROW_BAND: tl.constexpr,
+    TAIL_SUMS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What keys start..stop give to one block of rows; what belongs to a row is [m, 1]."""
+    c = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    for key_block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        cols = key_block + c
+        k = load_rows(k_ptr, key_block, c[:, None], d[None, :], stride_k_n, n_k, D, BLOCK_D, EVEN)
+        v = load_rows(
+            v_ptr, key_block, c[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, EVEN
+        )
+        _, weights, d_logits = weights_and_slopes(
+            q,
+            k,
+            v,
+            d_out,
+            lse,
+            delta,
+            first_row,
+            r,
+            key_block,
+            c[None, :],
+            band_ptr,
+            left,
+            left_slope,
+            right,
+            right_slope,
+            keys_ptr,
+            q_segment,
+            k_segment_ptr,
+            d_mass_ptr,
+            d_left_mass,
+            d_right_mass,
+            seed,
+            n_q,
+            n_k,
+            q_start,
+            reach,
+            edge,
+            value_reach,
+            before,
+            after,
+            scale2,
+            dropout,
+            stride_band_q,
+            REGION,
+            False,
+            EVEN,
+            BAND,
+            TAILS,
+            SLOPES,
+            PER_ROW,
+            VALUES,
+            BEFORE,
+            AFTER,
+            KEYS,
+            SEGMENTS,
+            DROPOUT,
+            PRECISION,
+        )
+        d_q_sum = tl.dot(d_logits.to(k.dtype), k, d_q_sum, input_precision=PRECISION)
+        lag = cols[None, :] - (first_row + r + q_start)
+        if ROW_BAND and REGION == 1:
+            inside = (lag >= -reach) & (lag <= reach) & (first_row + r < n_q)
+            place = r * (2 * reach + 1) + (lag + reach)
+            tl.store(d_band_ptr + place, d_logits, mask=inside & (cols < n_k)[None, :])
+        if TAIL_SUMS:
+            if REGION == 0:
+                d_left += tl.sum(d_logits, 1)
+            if REGION == 1:
+                d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
+                d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
+            if REGION == 2:
+                d_right += tl.sum(d_logits, 1)
+        if TAIL_SUMS and SLOPES:
+            distance = tl.abs(lag).to(tl.float32)
+            before_band = lag < -reach
+            after_band = lag > reach
+            slack += tl.sum(d_logits, 1)
+            left_mass += tl.sum(tl.where(before_band, weights, 0.0), 1)
+            right_mass += tl.sum(tl.where(after_band, weights, 0.0), 1)
+            left_reach += tl.sum(tl.where(before_band, weights * distance, 0.0), 1)
+            right_reach += tl.sum(tl.where(after_band, weights * distance, 0.0), 1)
+            d_left_slope += tl.sum(tl.where(before_band, d_logits * distance, 0.0), 1)
+            d_right_slope += tl.sum(tl.where(after_band, d_logits * distance, 0.0), 1)
+    return (
+        d_q_sum,
+        d_left,
+        d_right,
+        d_left_slope,
+        d_right_slope,
+        slack,
+        left_mass,
+        right_mass,
+        left_reach,
+        right_reach,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start"]
+)
 def query_kernel(
     q_ptr,
     k_ptr,
@@ -434,6 +772,7 @@ def query_kernel(
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -446,6 +785,8 @@ def query_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    NEAR_N: tl.constexpr,  # keys a step near the diagonal: divides BLOCK_N
+    STAGES: tl.constexpr,
     BAND: tl.constexpr,
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
@@ -475,7 +816,6 @@ def query_kernel(
     b = bh // n_heads
     h = bh % n_heads
     r = tl.arange(0, BLOCK_M)
-    c = tl.arange(0, BLOCK_N)
     rows = block * BLOCK_M + r
     row = rows.to(tl.int64)
     first_row = block.to(tl.int64) * BLOCK_M
@@ -516,6 +856,7 @@ def query_kernel(
         stride_tail_q,
         TAILS,
         SLOPES,
+        PER_ROW,
     )
     if KEYS:
         keys_ptr += b * stride_keys_b
@@ -526,9 +867,17 @@ def query_kernel(
     if VALUES:
         near_reach = tl.maximum(near_reach, value_reach)
         d_mass_ptr += (bh * n_q + first_row) * (2 * value_reach + 1)
+    d_left_mass = 0.0
+    d_right_mass = 0.0
+    if VALUES:
+        end = d_mass_ptr + r * (2 * value_reach + 1)
+        d_left_mass = tl.load(end, mask=on_row, other=0.0)
+        d_right_mass = tl.load(end + 2 * value_reach, mask=on_row, other=0.0)
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr) + bh
+    if FAR:
+        near_reach = tl.maximum(near_reach, far_start - 1)
     first = block * BLOCK_M + q_start
     last = tl.minimum((block + 1) * BLOCK_M, n_q) - 1 + q_start
     low, high = n_k * 0, n_k
@@ -566,15 +915,10 @@ def query_kernel(
             D_V,
             CAUSAL,
         )
-        d_mass = tl.sum(out_left * d_out.to(tl.float32), 1) - delta
-        if VALUES:
-            d_mass += tl.load(d_mass_ptr + r * (2 * value_reach + 1), mask=on_row, other=0.0)
+        d_mass = tl.sum(out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
         d_left += tl.exp2(lse_left - lse) * d_mass
         if not CAUSAL:
-            d_mass = tl.sum(out_right * d_out.to(tl.float32), 1) - delta
-            if VALUES:
-                end = r * (2 * value_reach + 1) + 2 * value_reach
-                d_mass += tl.load(d_mass_ptr + end, mask=on_row, other=0.0)
+            d_mass = tl.sum(out_right * d_out.to(tl.float32), 1) - delta + d_right_mass
             d_right += tl.exp2(lse_right - lse) * d_mass
     for REGION in tl.static_range(3):
         if REGION == 0:
@@ -583,45 +927,72 @@ def query_kernel(
             start, stop = near_start, near_stop
         else:
             start, stop = near_stop, high
-        for key_block in range(start, stop, BLOCK_N):
-            cols = key_block + c
-            column = cols.to(tl.int64)
-            k = load_rows(k_ptr, column, d, stride_k_n, n_k, D, BLOCK_D, EVEN)
-            v = load_rows(v_ptr, column, d_v, stride_v_n, n_k, D_V, BLOCK_DV, EVEN)
-            _, weights, d_logits = weights_and_slopes(
+        if REGION == 1 or not FAR:
+            (
+                d_q_sum,
+                d_left,
+                d_right,
+                d_left_slope,
+                d_right_slope,
+                slack,
+                left_mass,
+                right_mass,
+                left_reach,
+                right_reach,
+            ) = _query_range(
+                d_q_sum,
+                d_left,
+                d_right,
+                d_left_slope,
+                d_right_slope,
+                slack,
+                left_mass,
+                right_mass,
+                left_reach,
+                right_reach,
                 q,
-                k,
-                v,
                 d_out,
                 lse[:, None],
                 delta[:, None],
-                rows[:, None],
-                r[:, None],
-                key_block,
-                c[None, :],
+                k_ptr,
+                v_ptr,
                 band_ptr,
-                left[:, None] if TAILS else left,
-                left_slope[:, None] if SLOPES else left_slope,
-                right[:, None] if TAILS else right,
-                right_slope[:, None] if SLOPES else right_slope,
+                d_band_ptr,
+                left[:, None] if TAILS and PER_ROW else left,
+                left_slope[:, None] if SLOPES and PER_ROW else left_slope,
+                right[:, None] if TAILS and PER_ROW else right,
+                right_slope[:, None] if SLOPES and PER_ROW else right_slope,
                 keys_ptr,
                 q_segment[:, None],
                 k_segment_ptr,
                 d_mass_ptr,
+                d_left_mass[:, None] if VALUES else d_left_mass,
+                d_right_mass[:, None] if VALUES else d_right_mass,
                 seed,
+                block * BLOCK_M,
+                r[:, None],
+                start,
+                stop,
                 n_q,
                 n_k,
                 q_start,
                 reach,
+                edge,
                 value_reach,
                 before,
                 after,
                 scale * LOG2E,
                 dropout,
+                stride_k_n,
+                stride_v_n,
                 stride_band_q,
+                D,
+                D_V,
+                BLOCK_D,
+                BLOCK_DV,
+                NEAR_N if REGION == 1 else BLOCK_N,
+                1 if REGION == 1 and BAND else STAGES,
                 REGION,
-                False,
-                EVEN,
                 BAND,
                 TAILS,
                 SLOPES,
@@ -632,33 +1003,11 @@ def query_kernel(
                 KEYS,
                 SEGMENTS,
                 DROPOUT,
+                EVEN,
+                ROW_BAND,
+                TAIL_SUMS,
                 PRECISION,
             )
-            d_q_sum = tl.dot(d_logits.to(k.dtype), k, d_q_sum, input_precision=PRECISION)
-            lag = cols[None, :] - (rows[:, None] + q_start)
-            if ROW_BAND and REGION == 1:
-                inside = (lag >= -reach) & (lag <= reach) & on_row[:, None] & (cols < n_k)[None, :]
-                place = r[:, None] * (2 * reach + 1) + (lag + reach)
-                tl.store(d_band_ptr + place, d_logits, mask=inside)
-            if TAIL_SUMS:
-                if REGION == 0:
-                    d_left += tl.sum(d_logits, 1)
-                if REGION == 1:
-                    d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
-                    d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
-                if REGION == 2:
-                    d_right += tl.sum(d_logits, 1)
-            if TAIL_SUMS and SLOPES:
-                distance = tl.abs(lag).to(tl.float32)
-                before_band = lag < -reach
-                after_band = lag > reach
-                slack += tl.sum(d_logits, 1)
-                left_mass += tl.sum(tl.where(before_band, weights, 0.0), 1)
-                right_mass += tl.sum(tl.where(after_band, weights, 0.0), 1)
-                left_reach += tl.sum(tl.where(before_band, weights * distance, 0.0), 1)
-                right_reach += tl.sum(tl.where(after_band, weights * distance, 0.0), 1)
-                d_left_slope += tl.sum(tl.where(before_band, d_logits * distance, 0.0), 1)
-                d_right_slope += tl.sum(tl.where(after_band, d_logits * distance, 0.0), 1)
     if TAIL_SUMS and SLOPES:
         # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
         # delta, and distances would magnify it: take it out.

@@ -49,7 +49,19 @@ def _visited(
     return low, high
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "lowest", "far_start"])
+@triton.jit(
+    do_not_specialize=[
+        "q_start",
+        "before",
+        "after",
+        "n_q",
+        "n_k",
+        "reach",
+        "edge",
+        "lowest",
+        "far_start",
+    ]
+)
 def band_kernel(
     q_ptr,
     k_ptr,
@@ -94,6 +106,7 @@ def band_kernel(
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -196,7 +209,15 @@ def band_kernel(
                 stride_tail_q,
                 TAILS,
                 SLOPES,
+                PER_ROW,
             )
+            d_left_mass = 0.0
+            d_right_mass = 0.0
+            if VALUES:
+                end = (place + row)[:, None] * (2 * value_reach + 1)
+                end = d_mass_ptr + end
+                d_left_mass = tl.load(end, mask=on_row[:, None], other=0.0)
+                d_right_mass = tl.load(end + 2 * value_reach, mask=on_row[:, None], other=0.0)
             _, _, d_logits = weights_and_slopes(
                 q,
                 k,
@@ -204,7 +225,7 @@ def band_kernel(
                 d_out,
                 lse[:, None],
                 delta[:, None],
-                rows[:, None],
+                row_block * BLOCK,
                 r[:, None],
                 (row_block + diagonal) * BLOCK,
                 r[None, :],
@@ -217,11 +238,14 @@ def band_kernel(
                 q_segment[:, None],
                 k_segment_ptr + b * stride_ks_b,
                 d_mass_ptr + (place + first_row) * (2 * value_reach + 1),
+                d_left_mass,
+                d_right_mass,
                 seed,
                 n_q,
                 n_k,
                 q_start,
                 reach,
+                edge,
                 value_reach,
                 before,
                 after,

@@ -8,6 +8,7 @@ from whence.kernels.triton_tile import (
     far_line,
     kept,
     load_part,
+    load_rows,
     load_tails,
     near_bias,
     near_range,
@@ -38,12 +39,14 @@ def _range(
     seed,
     rows,
     r,
+    first,  # the position of the first row
     start,
     stop,
     n_q,
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -69,6 +72,7 @@ def _range(
     SEGMENTS: tl.constexpr,
     EVEN_N: tl.constexpr,
     DROPOUT: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Online softmax over keys start..stop; *_mass is the mass beyond the value table."""
@@ -76,39 +80,33 @@ def _range(
     d_v = tl.arange(0, BLOCK_DV)
     c = tl.arange(0, BLOCK_N)
     there = rows < n_q
+    LAID_OUT: tl.constexpr = BAND and REGION == 1 and not PER_ROW  # the window is in the band
+    LEFT_EDGE: tl.constexpr = BEFORE and REGION < 2 and not LAID_OUT
+    RIGHT_EDGE: tl.constexpr = AFTER and REGION > 0 and not LAID_OUT
     MASKED: tl.constexpr = (
-        KEYS
-        or SEGMENTS
-        or (not EVEN_N and REGION > 0)
-        or (BEFORE and REGION < 2)
-        or (AFTER and REGION > 0)
+        KEYS or SEGMENTS or LEFT_EDGE or RIGHT_EDGE or (not EVEN_N and REGION > 0)
     )
     LINE: tl.constexpr = TAILS and REGION != 1
-    for block in range(start, stop, BLOCK_N):
+    for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         cols = block + c
-        column = cols.to(tl.int64)
-        if EVEN_N and D == BLOCK_D:
-            k = tl.load(k_ptr + column[None, :] * stride_k_n + d[:, None])
-        else:
-            k = tl.load(
-                k_ptr + column[None, :] * stride_k_n + d[:, None],
-                mask=(cols < n_k)[None, :] & (d < D)[:, None],
-                other=0.0,
-            )
+        k = load_rows(k_ptr, block, c[None, :], d[:, None], stride_k_n, n_k, D, BLOCK_D, EVEN_N)
         logits = tl.dot(q, k, input_precision=PRECISION) * scale2
         shift = 0.0
         if BAND and REGION == 1:
             logits += near_bias(
                 band_ptr,
-                cols[None, :] - (rows[:, None] + q_start),
+                first,
+                block,
                 r[:, None],
+                c[None, :],
                 there[:, None],
                 reach,
+                edge,
                 stride_band_q,
-                left[:, None] if TAILS else left,
-                left_slope[:, None] if SLOPES else left_slope,
-                right[:, None] if TAILS else right,
-                right_slope[:, None] if SLOPES else right_slope,
+                left[:, None] if TAILS and PER_ROW else left,
+                left_slope[:, None] if SLOPES and PER_ROW else left_slope,
+                right[:, None] if TAILS and PER_ROW else right,
+                right_slope[:, None] if SLOPES and PER_ROW else right_slope,
                 TAILS,
                 SLOPES,
                 PER_ROW,
@@ -117,8 +115,10 @@ def _range(
             shift, tilt = far_line(
                 left, left_slope, right, right_slope, rows + q_start, block, REGION, SLOPES
             )
-            if SLOPES:
+            if SLOPES and PER_ROW:
                 logits += tilt[:, None] * c.to(tl.float32)[None, :]
+            elif SLOPES:
+                logits += (tilt * c.to(tl.float32))[None, :]
         if MASKED:
             seen = visible(
                 rows[:, None],
@@ -130,8 +130,8 @@ def _range(
                 keys_ptr,
                 q_segment[:, None],
                 k_segment_ptr,
-                BEFORE,
-                AFTER,
+                LEFT_EDGE,
+                RIGHT_EDGE,
                 KEYS,
                 SEGMENTS,
             )
@@ -166,14 +166,9 @@ def _range(
                     logits,
                     mask=inside & (cols < n_k)[None, :],
                 )
-        if EVEN_N and D_V == BLOCK_DV:
-            v = tl.load(v_ptr + column[:, None] * stride_v_n + d_v[None, :])
-        else:
-            v = tl.load(
-                v_ptr + column[:, None] * stride_v_n + d_v[None, :],
-                mask=(cols < n_k)[:, None] & (d_v < D_V)[None, :],
-                other=0.0,
-            )
+        v = load_rows(
+            v_ptr, block, c[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, EVEN_N
+        )
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, top, total, left_mass, right_mass
@@ -218,7 +213,9 @@ def far_state(
     return out_left, lse_left, out_right, lse_right
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "far_start"])
+@triton.jit(
+    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start"]
+)
 def forward_kernel(
     q_ptr,
     k_ptr,
@@ -264,6 +261,7 @@ def forward_kernel(
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -276,6 +274,8 @@ def forward_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    NEAR_N: tl.constexpr,  # keys a step near the diagonal: divides BLOCK_N
+    STAGES: tl.constexpr,
     BAND: tl.constexpr,
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
@@ -325,6 +325,7 @@ def forward_kernel(
         stride_tail_q,
         TAILS,
         SLOPES,
+        PER_ROW,
     )
     if KEYS:
         keys_ptr += b * stride_keys_b
@@ -338,6 +339,8 @@ def forward_kernel(
     if VALUES:
         near_reach = tl.maximum(near_reach, value_reach)
         near_ptr += (bh * n_q + first_row) * (2 * value_reach + 1)
+    if FAR:
+        near_reach = tl.maximum(near_reach, far_start - 1)
     first = block * BLOCK_M + q_start
     last = tl.minimum((block + 1) * BLOCK_M, n_q) - 1 + q_start
     low, high = n_k * 0, n_k
@@ -382,60 +385,66 @@ def forward_kernel(
             start, stop = near_start, near_stop
         else:
             start, stop = near_stop, high
-        acc, top, total, left_mass, right_mass = _range(
-            acc,
-            top,
-            total,
-            left_mass,
-            right_mass,
-            q,
-            k_ptr,
-            v_ptr,
-            band_ptr,
-            left,
-            left_slope,
-            right,
-            right_slope,
-            keys_ptr,
-            q_segment,
-            k_segment_ptr,
-            near_ptr,
-            seed,
-            rows,
-            r,
-            start,
-            stop,
-            n_q,
-            n_k,
-            q_start,
-            reach,
-            value_reach,
-            before,
-            after,
-            scale2,
-            dropout,
-            stride_k_n,
-            stride_v_n,
-            stride_band_q,
-            D,
-            D_V,
-            BLOCK_D,
-            BLOCK_DV,
-            BLOCK_N,
-            REGION,
-            BAND,
-            TAILS,
-            SLOPES,
-            PER_ROW,
-            VALUES,
-            BEFORE,
-            AFTER,
-            KEYS,
-            SEGMENTS,
-            EVEN_N,
-            DROPOUT,
-            PRECISION,
-        )
+        if REGION == 1 or not FAR:
+            acc, top, total, left_mass, right_mass = _range(
+                acc,
+                top,
+                total,
+                left_mass,
+                right_mass,
+                q,
+                k_ptr,
+                v_ptr,
+                band_ptr,
+                left,
+                left_slope,
+                right,
+                right_slope,
+                keys_ptr,
+                q_segment,
+                k_segment_ptr,
+                near_ptr,
+                seed,
+                rows,
+                r,
+                first,
+                start,
+                stop,
+                n_q,
+                n_k,
+                q_start,
+                reach,
+                edge,
+                value_reach,
+                before,
+                after,
+                scale2,
+                dropout,
+                stride_k_n,
+                stride_v_n,
+                stride_band_q,
+                D,
+                D_V,
+                BLOCK_D,
+                BLOCK_DV,
+                NEAR_N if REGION == 1 else BLOCK_N,
+                REGION,
+                BAND,
+                TAILS,
+                SLOPES,
+                PER_ROW,
+                VALUES,
+                BEFORE,
+                AFTER,
+                KEYS,
+                SEGMENTS,
+                EVEN_N,
+                DROPOUT,
+                1
+                if REGION == 1 and BAND
+                else STAGES,  # staged look-ups would fill the shared memory
+                PRECISION,
+            )
     safe = tl.where(total == 0.0, 1.0, total)
     out = acc / safe[:, None]
     # In base 2; +inf for a row that saw nothing, so that exp2(logit - lse) is 0 in backward.

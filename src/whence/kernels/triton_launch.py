@@ -1,13 +1,15 @@
 """Launching the Triton kernels: tensors in, tensors out, every argument in its place."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from whence.kernels.launcher import launch
 from whence.kernels.triton_backward import key_kernel, query_kernel
 from whence.kernels.triton_band import band_kernel, collect_kernel
+from whence.kernels.triton_edges import MARGIN, shared, with_edges
 from whence.kernels.triton_forward import forward_kernel
 
 
@@ -77,9 +79,12 @@ def forward(
     numbers: Numbers,
     tiles: Tiles,
     far: Far | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """out, what rounding took from it, lse in base 2, near logits and the mass of both far ends."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """out, what rounding took, lse in base 2, near logits, the mass of both far ends, the band."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
+    band = laid_out(inputs, numbers, far)
+    by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
+    tiles = _suited(tiles, by_row, near_alone=far is not None)
     dtype = q.dtype if inputs.table is None else torch.float32  # the table's part is still to come
     out = torch.empty(b, h, n_q, d_v, dtype=dtype, device=q.device)
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
@@ -90,23 +95,25 @@ def forward(
         width = inputs.table.shape[1]
         near = torch.full((b, h, n_q, width), -torch.inf, dtype=torch.float32, device=q.device)
         ends = torch.empty(b, h, n_q, 2, dtype=torch.float32, device=q.device)
-    forward_kernel[(triton.cdiv(n_q, tiles.rows), b * h)](
-        q,
-        k,
-        v,
-        out,
-        lse,
-        *_pointers(inputs, q),
-        near,
-        ends,
-        rest,
-        *_far_parts(far, lse),
-        *_strides(q, k, v),
-        *_input_strides(inputs),
-        *_sizes(q, k, inputs, numbers, far),
+    launch(
+        forward_kernel,
+        (triton.cdiv(n_q, tiles.rows), b * h),
+        (
+            *(q, k, v, out, lse),
+            *_pointers(inputs, band, q),
+            *(near, ends, rest),
+            *_far_parts(far, lse),
+        ),
+        (
+            *_strides(q, k, v),
+            *_input_strides(inputs, band),
+            *_sizes(q, k, inputs, numbers, far, band),
+        ),
         **_shape(q, v),
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
+        NEAR_N=_near_step(tiles.keys, by_row),
+        STAGES=tiles.stages,
         BAND=inputs.band is not None,
         **_flags(inputs, numbers),
         EVEN_N=k.shape[2] % tiles.keys == 0,
@@ -117,7 +124,7 @@ def forward(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return out, rest, lse, near, ends
+    return out, rest, lse, near, ends, band
 
 
 class Backward(NamedTuple):
@@ -139,6 +146,7 @@ def backward(
     rest: Tensor | None,
     lse: Tensor,
     d_mass: Tensor | None,
+    band: Tensor | None,
     inputs: Inputs,
     numbers: Numbers,
     by_rows: Tiles,
@@ -152,6 +160,9 @@ def backward(
 ) -> Backward:
     """Gradients of q, k, v and, if wanted, band and tails; d_mass is d_out against the table."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
+    by_rows = _suited(by_rows, by_row, near_alone=far is not None)
+    by_keys = _suited(by_keys, by_row, near_alone=far is not None)
     delta = torch.empty_like(lse)
     d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
     d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
@@ -166,13 +177,12 @@ def backward(
     if inputs.tails is not None and tails_too:
         d_tails = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)
     mass = lse if d_mass is None else d_mass
+    pointers = (*_pointers(inputs, band, q), mass)
     common = (
-        *_pointers(inputs, q),
-        mass,
         *_strides(q, k, v),
         *d_out.stride()[:3],
-        *_input_strides(inputs),
-        *_sizes(q, k, inputs, numbers, far),
+        *_input_strides(inputs, band),
+        *_sizes(q, k, inputs, numbers, far, band),
     )
     options = {
         **_shape(q, v),
@@ -186,25 +196,24 @@ def backward(
         left, right = far_gradients.left, far_gradients.right or far_gradients.left
         from_queries, from_keys = (left[0], right[0]), (*left[1:], *right[1:])
     # Queries first: their kernel leaves delta for the others.
-    query_kernel[(triton.cdiv(n_q, by_rows.rows), b * h)](
-        q,
-        k,
-        v,
-        d_out,
-        lse,
-        delta,
-        out,
-        out if rest is None else rest,
-        d_q,
-        lse if d_band is None else d_band,
-        lse if d_tails is None else d_tails,
-        *from_queries,
-        *_far_parts(far, lse),
-        *common,
+    launch(
+        query_kernel,
+        (triton.cdiv(n_q, by_rows.rows), b * h),
+        (
+            *(q, k, v, d_out, lse, delta, out),
+            *(out if rest is None else rest, d_q),
+            *(lse if d_band is None else d_band, lse if d_tails is None else d_tails),
+            *from_queries,
+            *_far_parts(far, lse),
+            *pointers,
+        ),
+        common,
         **options,
         BAND=has_band,
         BLOCK_M=by_rows.rows,
         BLOCK_N=by_rows.keys,
+        NEAR_N=_near_step(by_rows.keys, True),
+        STAGES=by_rows.stages,
         EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
         ROW_BAND=row_band,
         REST=rest is not None,
@@ -213,46 +222,40 @@ def backward(
         num_warps=by_rows.warps,
         num_stages=by_rows.stages,
     )
-    key_kernel[(triton.cdiv(n_k, by_keys.keys), b * h_kv)](
-        q,
-        k,
-        v,
-        d_out,
-        lse,
-        delta,
-        d_k,
-        d_value,
-        *from_keys,
-        *common,
+    launch(
+        key_kernel,
+        (triton.cdiv(n_k, by_keys.keys), b * h_kv),
+        (*(q, k, v, d_out, lse, delta, d_k, d_value), *from_keys, *pointers),
+        common,
         **options,
         BAND=has_band,
         BLOCK_M=by_keys.rows,
         BLOCK_N=by_keys.keys,
+        NEAR_M=_near_step(by_keys.rows, True),
+        STAGES=by_keys.stages,
         **elsewhere,
         EVEN=n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0,
         num_warps=by_keys.warps,
         num_stages=by_keys.stages,
     )
     if inputs.band is not None and band_too and d_band is None:
-        d_band = _shared_band(d_out, q, k, v, lse, delta, common, options, inputs, numbers, block)
+        tensors = (q, k, v, d_out, lse, delta)
+        d_band = _shared_band(tensors, pointers, common, options, inputs, numbers, block)
     return Backward(d_q, d_k, d_value, d_band, d_tails)
 
 
 def _shared_band(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    common: tuple[object, ...],
-    options: dict[str, object],
+    tensors: tuple[Tensor, ...],
+    pointers: tuple[Tensor, ...],
+    common: tuple[int | float, ...],
+    options: dict[str, Any],
     inputs: Inputs,
     numbers: Numbers,
     block: int,
 ) -> Tensor:
     """The gradient of a band that all queries share, [b|1, h, 1, lag]."""
     assert inputs.band is not None
+    q, k, *_, lse, _ = tensors
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     batches, reach = inputs.band.shape[0], inputs.band.shape[-1] // 2
     lowest = max((numbers.q_start - reach) // block, 1 - triton.cdiv(n_q, block))
@@ -266,17 +269,11 @@ def _shared_band(
     room = 2**25 // (diagonals * batches * h * 2 * block * 4)  # of memory for the shares: 32 MB
     parts = max(1, min(tiles, busy, room, 64))
     part = torch.empty(diagonals, parts, batches, h, 2, block, dtype=torch.float32, device=q.device)
-    band_kernel[(slots, parts, batches * h)](
-        q,
-        k,
-        v,
-        d_out,
-        lse,
-        delta,
-        part,
-        *common,
-        lowest,
-        b // batches,
+    launch(
+        band_kernel,
+        (slots, parts, batches * h),
+        (*tensors, part, *pointers),
+        (*common, lowest, b // batches),
         **options,
         BLOCK=block,
         num_warps=4,
@@ -286,24 +283,35 @@ def _shared_band(
     first = (numbers.q_start - reach) // block
     last = (numbers.q_start + reach) // block
     flags = {key: options[key] for key in ("EXTENT", "BEFORE", "AFTER")}
-    collect_kernel[(last - first + 1, batches * h)](
-        part,
-        d_band,
-        lse if inputs.extent is None else inputs.extent,
-        h,
-        n_q,
-        n_k,
-        numbers.q_start,
-        reach,
-        numbers.before,
-        numbers.after,
-        lowest,
-        first,
-        parts,
+    launch(
+        collect_kernel,
+        (last - first + 1, batches * h),
+        (part, d_band, lse if inputs.extent is None else inputs.extent),
+        (
+            *(h, n_q, n_k, numbers.q_start, reach, numbers.before, numbers.after),
+            *(lowest, first, parts),
+        ),
         BLOCK=block,
         **flags,
     )
     return d_band
+
+
+def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
+    """The table's tiles, made for plain loops, where look-ups take registers too.
+
+    By offline counts of registers and spills for sm_90: a program that walks near tiles alone takes
+    64 rows at most, and look-ups of a row's own numbers want twice the threads.
+    """
+    if near_alone:
+        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64), stages=1)
+    if by_row and tiles.rows * tiles.keys >= 4096:
+        tiles = tiles._replace(warps=8)
+    return tiles
+
+
+def _near_step(size: int, short: bool) -> int:
+    return min(size, 32) if short else size
 
 
 def _padded(d: int) -> int:
@@ -315,10 +323,40 @@ def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
-def _pointers(inputs: Inputs, stand_in: Tensor) -> tuple[Tensor, ...]:
+def laid_out(inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:
+    """The band as the kernels read it: with its edges, unless there is one a row."""
+    if inputs.band is None or _per_row(inputs):
+        return inputs.band
+    edge = _edge(inputs, 0 if far is None else far.start)
+    return with_edges(inputs.band, inputs.tails, edge, numbers.before, numbers.after)
+
+
+def laid_out_shape(inputs: Inputs, far_start: int) -> tuple[int, ...] | None:
+    """The shape of what `laid_out` makes; None where it makes nothing new."""
+    if inputs.band is None or _per_row(inputs):
+        return None
+    b, h = inputs.band.shape[:2]
+    if inputs.tails is not None:
+        b, h = max(b, inputs.tails.shape[1]), max(h, inputs.tails.shape[2])
+    return b, h, 1, 2 * _edge(inputs, far_start) + 1
+
+
+def _edge(inputs: Inputs, far_start: int) -> int:
+    assert inputs.band is not None
+    table = 0 if inputs.table is None else inputs.table.shape[1] // 2
+    return max(inputs.band.shape[-1] // 2, table, far_start) + MARGIN
+
+
+def _per_row(inputs: Inputs) -> bool:
+    """Whether a row has a band or tails of its own."""
+    assert inputs.band is not None
+    return inputs.band.shape[2] > 1 or (inputs.tails is not None and inputs.tails.shape[3] > 1)
+
+
+def _pointers(inputs: Inputs, band: Tensor | None, stand_in: Tensor) -> tuple[Tensor, ...]:
     """band, extent, tails, keys, segments, seed; a stand-in for a missing one is never read."""
-    names = ("band", "extent", "tails", "keys", "q_segment", "k_segment", "seed")
-    found = (getattr(inputs, name) for name in names)
+    _, extent, tails, _, keys, q_segment, k_segment, seed = inputs
+    found = (band, extent, tails, keys, q_segment, k_segment, seed)
     return tuple(stand_in if x is None else x for x in found)
 
 
@@ -326,21 +364,14 @@ def _strides(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     return (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
 
 
-def _input_strides(inputs: Inputs) -> tuple[int, ...]:
-    """Axes of size 1 are shared: stride 0."""
-
-    def shared(x: Tensor | None, axes: int) -> tuple[int, ...]:
-        if x is None:
-            return (0,) * axes
-        pairs = zip(x.shape[:axes], x.stride()[:axes], strict=True)
-        return tuple(0 if size == 1 else stride for size, stride in pairs)
-
+def _input_strides(inputs: Inputs, band: Tensor | None) -> tuple[int, ...]:
+    tails, keys, q_segment = inputs.tails, inputs.keys, inputs.q_segment
     return (
-        *shared(inputs.band, 3),
-        *shared(inputs.tails, 4),
-        *shared(inputs.keys, 1),
-        *shared(inputs.q_segment, 1),
-        *shared(inputs.k_segment, 1),
+        *((0, 0, 0) if band is None else shared(band, 0, 1, 2)),
+        *((0, 0, 0, 0) if tails is None else shared(tails, 0, 1, 2, 3)),
+        *((0,) if keys is None else shared(keys, 0)),
+        *((0,) if q_segment is None else shared(q_segment, 0)),
+        *((0,) if inputs.k_segment is None else shared(inputs.k_segment, 0)),
     )
 
 
@@ -352,7 +383,12 @@ def _far_parts(far: Far | None, stand_in: Tensor) -> tuple[Tensor, ...]:
 
 
 def _sizes(
-    q: Tensor, k: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None
+    q: Tensor,
+    k: Tensor,
+    inputs: Inputs,
+    numbers: Numbers,
+    far: Far | None,
+    band: Tensor | None,
 ) -> tuple[int | float, ...]:
     h = q.shape[1]
     reach = 0 if inputs.band is None else inputs.band.shape[-1] // 2
@@ -364,6 +400,7 @@ def _sizes(
         k.shape[2],
         numbers.q_start,
         reach,
+        0 if band is None else band.shape[-1] // 2,
         value_reach,
         numbers.before,
         numbers.after,
@@ -383,7 +420,7 @@ def _flags(inputs: Inputs, numbers: Numbers) -> dict[str, bool]:
         "EXTENT": inputs.extent is not None,
         "TAILS": inputs.tails is not None,
         "SLOPES": numbers.slopes,
-        "PER_ROW": inputs.band is not None and inputs.band.shape[2] > 1,
+        "PER_ROW": inputs.band is not None and _per_row(inputs),
         "VALUES": inputs.table is not None,
         "BEFORE": numbers.before >= 0,
         "AFTER": numbers.after >= 0,

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whence.kernels.launcher import launch
+
 
 @triton.jit
 def _rows_kernel(
@@ -49,15 +51,15 @@ def copied(
     """Rows start..start + length of x [b, h, n, d], packed; minus is float32 [h|1, d]."""
     b, h, _, d = x.shape
     out = torch.empty(b, h, length, d, dtype=x.dtype, device=x.device)
-    _rows_kernel[(triton.cdiv(length, 64), b * h)](
-        x,
-        x if minus is None else minus,
-        out,
-        *x.stride()[:3],
-        0 if minus is None or minus.shape[0] == 1 else minus.stride(0),
-        h,
-        start,
-        length,
+    launch(
+        _rows_kernel,
+        (triton.cdiv(length, 64), b * h),
+        (x, x if minus is None else minus, out),
+        (
+            *x.stride()[:3],
+            0 if minus is None or minus.shape[0] == 1 else minus.stride(0),
+            *(h, start, length),
+        ),
         D=d,
         BLOCK_D=triton.next_power_of_2(d),
         BLOCK=64,

@@ -1,8 +1,8 @@
 """What the Triton kernels share: the bias of one tile of logits, and what may be looked at.
 
 Logits are in base 2 (times log2 e), so that exp2 serves. lag = key - query; query row i stands at
-key position q_start + i. A band has one row (stride 0) or one a query, and `tails` holds, for each
-row, left const, left slope, right const, right slope.
+key position q_start + i. A band belongs to a head, or to each query row (PER_ROW); `tails` holds,
+for each, left const, left slope, right const, right slope.
 
 Near the diagonal (region 1) the bias is looked up cell by cell. A far tile (region 0 to the left,
 2 to the right) knows only a line: shift + tilt * column, one shift and one tilt a row. The shift
@@ -50,20 +50,34 @@ def visible(
 
 @triton.jit
 def load_tails(
-    tails_ptr, row, there, stride_kind, stride_q, TAILS: tl.constexpr, SLOPES: tl.constexpr
+    tails_ptr,
+    row,
+    there,
+    stride_kind,
+    stride_q,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
 ):
-    """Left const, left slope, right const, right slope of these rows, in base 2."""
+    """Left const and slope, right const and slope, in base 2: of these rows, or of the head."""
     left = 0.0
     left_slope = 0.0
     right = 0.0
     right_slope = 0.0
     if TAILS:
-        place = tails_ptr + row.to(tl.int64) * stride_q
-        left = tl.load(place, mask=there, other=0.0) * LOG2E
-        right = tl.load(place + 2 * stride_kind, mask=there, other=0.0) * LOG2E
-        if SLOPES:
-            left_slope = tl.load(place + stride_kind, mask=there, other=0.0) * LOG2E
-            right_slope = tl.load(place + 3 * stride_kind, mask=there, other=0.0) * LOG2E
+        if PER_ROW:
+            place = tails_ptr + row.to(tl.int64) * stride_q
+            left = tl.load(place, mask=there, other=0.0) * LOG2E
+            right = tl.load(place + 2 * stride_kind, mask=there, other=0.0) * LOG2E
+            if SLOPES:
+                left_slope = tl.load(place + stride_kind, mask=there, other=0.0) * LOG2E
+                right_slope = tl.load(place + 3 * stride_kind, mask=there, other=0.0) * LOG2E
+        else:
+            left = tl.load(tails_ptr) * LOG2E
+            right = tl.load(tails_ptr + 2 * stride_kind) * LOG2E
+            if SLOPES:
+                left_slope = tl.load(tails_ptr + stride_kind) * LOG2E
+                right_slope = tl.load(tails_ptr + 3 * stride_kind) * LOG2E
     return left, left_slope, right, right_slope
 
 
@@ -95,10 +109,13 @@ def far_line(
 @triton.jit
 def near_bias(
     band_ptr,
-    lag,
-    row,  # counted from the row that band_ptr stands at: small, so that offsets stay 32 bits wide
+    position,
+    first,
+    r,  # the row counted from the one that band_ptr stands at, [m, 1] or [1, m]
+    c,  # the key counted from `first`
     there,
     reach,
+    edge,
     stride_band_q,
     left,
     left_slope,
@@ -106,41 +123,48 @@ def near_bias(
     right_slope,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
-    PER_ROW: tl.constexpr,  # a band for each query, not one for all
+    PER_ROW: tl.constexpr,
 ):
-    """The bias of every cell of a near tile: looked up within the reach, a tail beyond it."""
-    inside = (lag >= -reach) & (lag <= reach)
+    """The bias of every cell of a near tile. `position` is that of r = 0.
+
+    A band of the head is laid out to `edge` beyond what a near tile can touch, in base 2, with its
+    tails and with -inf beyond the window (triton_edges.py): one look-up. A band a row is looked up
+    within its reach, and its tails are filled in here.
+    """
     if PER_ROW:
-        bias = tl.load(
-            band_ptr + (row * stride_band_q + (lag + reach)), mask=inside & there, other=0.0
-        )
+        lag = (first - position) + (c - r)
+        inside = (lag >= -reach) & (lag <= reach)
+        place = r * stride_band_q + (lag + reach)
+        bias = tl.load(band_ptr + place, mask=inside & there, other=0.0) * LOG2E
+        if TAILS:
+            if SLOPES:
+                distance = tl.abs(lag).to(tl.float32)
+                left = left + left_slope * distance
+                right = right + right_slope * distance
+            bias = tl.where(inside, bias, tl.where(lag < 0, left, right))
     else:
-        bias = tl.load(band_ptr + (lag + reach), mask=inside, other=0.0)
-    bias = bias * LOG2E
-    if TAILS:
-        if SLOPES:
-            distance = tl.abs(lag).to(tl.float32)
-            left = left + left_slope * distance
-            right = right + right_slope * distance
-        bias = tl.where(inside, bias, tl.where(lag < 0, left, right))
+        bias = tl.load(band_ptr + (first - position + edge) + (c - r))
     return bias
 
 
 @triton.jit
-def load_rows(ptr, row, d, stride, n, D: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
-    """Rows of a matrix as a tile, zeros beyond its edges."""
-    place = ptr + row[:, None] * stride + d[None, :]
+def load_rows(
+    ptr, first, r, d, stride, n, D: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr
+):
+    """Rows first + r of a matrix as a tile, zeros beyond its edges.
+
+    r is [m, 1] and d [1, d], or the other way for the transposed tile. Only `first` needs 64 bits.
+    """
+    place = ptr + (tl.zeros([], tl.int64) + first) * stride + (r * stride + d)
     if EVEN and D == BLOCK_D:
         tile = tl.load(place)
     else:
-        tile = tl.load(place, mask=(row < n)[:, None] & (d < D)[None, :], other=0.0)
+        tile = tl.load(place, mask=(first + r < n) & (d < D), other=0.0)
     return tile
 
 
 @triton.jit
-def load_part(
-    ptr, base, index, m, d, D: tl.constexpr
-):
+def load_part(ptr, base, index, m, d, D: tl.constexpr):
     """Rows `index` of m packed rows of D numbers that start at row `base`; zeros beyond them."""
     there = (index >= 0) & (index < m)
     place = ptr + (base + index.to(tl.int64))[:, None] * D + d[None, :]
