@@ -11,9 +11,7 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,10 +21,12 @@ from typing import Any
 
 import torch
 
-from contenders import GROUPS, Setting, Step, check_exactness
+from cpu_contenders import GROUPS, Setting, Step, check_exactness
 from cpu_figure import draw
-from peak_memory import available, peak_here, peak_in_fresh_process
-from wall_time import summary, take_turns
+from whence.bench.machine import machine
+from whence.bench.peak_memory import TINY, available, peak_here, peak_in_fresh_process
+from whence.bench.saved import save
+from whence.bench.wall_time import summary, take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "attention.json"
@@ -58,6 +58,14 @@ def memory(
                 last = (n, peak) if peak else last
             say(f"memory  {group:5}{contender:11}n={n:<6}{shown(found[contender, n])}")
     return found
+
+
+def peak(setting: Setting, group: str, contender: str, n: int) -> int:
+    """Bytes that a step takes in this very process, which did nothing before."""
+    torch.set_num_threads(setting.threads)
+    Step(setting, group, TINY).run(contender)
+    step = Step(setting, group, n)
+    return peak_here(partial(step.run, contender))
 
 
 def shown(peak: int | str) -> str:
@@ -138,26 +146,6 @@ def bars(rows: list[dict[str, Any]], grown: list[dict[str, Any]]) -> list[dict[s
     return found
 
 
-def machine() -> dict[str, Any]:
-    """Where this was measured."""
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1] for line in info if line.startswith("model name")), "")
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    return {
-        "cpu": model.strip() or platform.processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": git.stdout.strip() or None,
-    }
-
-
 def measure(setting: Setting, repeats: dict[int, int], article_up_to: int) -> dict[str, Any]:
     """Everything: exactness, memory, time, and what follows from them."""
     torch.set_num_threads(setting.threads)
@@ -197,17 +185,6 @@ def measure(setting: Setting, repeats: dict[int, int], article_up_to: int) -> di
     }
 
 
-def save(results: dict[str, Any], path: Path) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -230,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.peak:
         group, contender, n, setting = options.peak
-        print(peak_here(Setting(**json.loads(setting)), group, contender, int(n)))
+        print(peak(Setting(**json.loads(setting)), group, contender, int(n)))
         return 0
     path = options.out / NAME
     if not options.figure_only:

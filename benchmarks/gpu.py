@@ -1,267 +1,216 @@
-"""Attention with a learned position on one GPU: time and memory against every way there was.
+"""Attention with a learned position on one GPU: every bar that the fused kernels are held to.
 
-python benchmarks/gpu.py [--out results/gpu] [--quick]
+    python benchmarks/gpu.py [--out results/gpu] [--seconds 300] [--only shaw] [--commit ID]
 
 Forward + backward with the gradients of the position's own parameters, bfloat16, 16,384 tokens a
-batch. Exactness comes first: a method whose output or gradient is off gets no time. Peers run in
-the same process: eager (the n x n way), SDPA with the bias as a dense mask, FlexAttention with the
-bias as a score_mod, the article's O(n^2 d) Shaw, and FlashAttention-2 and cuDNN with no bias, the
-limit.
+batch. The most important bars come first, and bars.json is written after every point, so that what
+the time did not suffice for is missing and nothing else. What is not exact is not timed.
 """
 
 import argparse
-import json
-import os
-import platform
-import subprocess
-import tempfile
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-import triton
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import flex_attention
 
-import whence
-from article_shaw import article_attention
-from whence.method import PositionMethod
+from whence.bench import Point, Session
+from whence.bench.session import Record
 
-TOKENS, HEADS = 16_384, 12
-SPECS = ("tisa:kernels=5", "t5", "alibi", "kerple", "shaw:clip=16", "tisa:reach=256")
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+ROOT = Path(__file__).resolve().parent.parent
+TOKENS = 16_384
+TISA, REACH, SHAW = "tisa:kernels=5", "tisa:reach=256", "shaw:clip=16"
+FLASH, CUDNN, PLAIN, OURS = "flash", "cudnn", "plain", "whence:fused"
+LENGTHS = (512, 2048, 4096, 8192, 16_384)
 
 
-def fused(method: PositionMethod, causal: bool = False) -> Attention:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pos = torch.arange(q.shape[2], device=q.device)
-        return whence.attend(
-            q,
-            k,
-            v,
-            bias=method.score_term(q, pos, pos),
-            values=method.value_term(pos, pos),
-            causal=causal,
-            backend="fused",
-        )
+@dataclass(frozen=True)
+class Bar:
+    """value(a) / value(b) must be at most, or at least, the limit; none is a figure to know."""
 
-    return run
+    what: str
+    a: Point
+    b: Point
+    rule: str
+    limit: float | None
+    value: Callable[[Record], float | None]
+    unit: str
 
 
-def dense_bias(method: PositionMethod, q: Tensor) -> Tensor:
-    pos = torch.arange(q.shape[2], device=q.device)
-    bias = method.score_term(q, pos, pos)
-    assert bias is not None
-    return bias.to_dense(pos, pos).to(q.dtype)
+def called(record: Record) -> float | None:
+    return None if record["ms"] is None else record["ms"]["median"]
 
 
-def eager(method: PositionMethod) -> Attention:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + dense_bias(method, q)
-        return torch.softmax(logits, dim=-1) @ v
-
-    return run
+def replayed(record: Record) -> float | None:
+    return None if record["graph_ms"] is None else record["graph_ms"]["median"]
 
 
-def sdpa_dense(method: PositionMethod) -> Attention:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        mask = dense_bias(method, q).expand(q.shape[0], -1, -1, -1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    return run
+def extra(record: Record) -> float | None:
+    return record["extra_bytes"]
 
 
-def flex(method: PositionMethod) -> Attention:
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = q.shape[2]
-        curve = method.curve(torch.arange(1 - n, n, device=q.device))  # type: ignore[operator]
-
-        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + curve[h, j - i + n - 1]
-
-        return compiled(q, k, v, score_mod=score_mod, kernel_options=TILES)
-
-    TILES = {
-        "BLOCK_M": 64,
-        "BLOCK_N": 64,
-        "BLOCK_M1": 32,
-        "BLOCK_N1": 64,
-        "BLOCK_M2": 64,
-        "BLOCK_N2": 32,
-    }
-    return run
+UNITS = {called: "ms", replayed: "ms from a CUDA graph", extra: "bytes beyond the inputs"}
 
 
-def plain(backend: SDPBackend, causal: bool = False) -> Attention:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return run
+def attention(contender: str, method: str, n: int, d: int = 64, *, causal: bool = False) -> Point:
+    batch = max(1, TOKENS // n)
+    return Point(contender, method, n, d_head=d, batch=batch, causal=causal)
 
 
-def article(method: PositionMethod) -> Attention:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (t[0].to(q.dtype) for t in (method.key_table, method.value_table))  # type: ignore[index]
-        return article_attention(q, k, v, key_table=keys, value_table=values, left=16, right=16)
-
-    return run
+def limit_of(contender: str, n: int, d: int = 64, *, causal: bool = False) -> Point:
+    """An attention without position."""
+    return attention(contender, "nope", n, d, causal=causal)
 
 
-def tensors(n: int, d: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    shape = (max(1, TOKENS // n), HEADS, n, d)
-    qkv = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
-    return [*qkv, torch.randn(shape, device="cuda", dtype=dtype)]
+def decoding(contender: str, method: str, batch: int) -> Point:
+    return Point(contender, method, 32_768, mode="decode", batch=batch, causal=True)
 
 
-def step(attention: Attention, parts: list[Tensor], parameters: list[Tensor]) -> Callable[[], None]:
-    q, k, v, d_out = parts
+def bars() -> Iterable[Bar]:
+    """Every bar, the most important first; points shared with an earlier one are not run again."""
 
-    def run() -> None:
-        torch.autograd.grad(attention(q, k, v), [q, k, v, *parameters], d_out)
+    def bar(
+        what: str,
+        a: Point,
+        b: Point,
+        rule: str,
+        limit: float | None,
+        value: Callable[[Record], float | None] = called,
+    ) -> Bar:
+        return Bar(what, a, b, rule, limit, value, UNITS[value])
 
-    return run
+    for n in LENGTHS:
+        ours, flash = attention(OURS, TISA, n), limit_of(FLASH, n)
+        most = {512: 1.6, 2048: 1.15}.get(n, 1.0)
+        yield bar(f"TISA over FA2 without bias, n={n:,}", ours, flash, "at most", most)
+        what = f"TISA over FA2 without bias, n={n:,}, from a CUDA graph"
+        yield bar(what, ours, flash, "at most", most, replayed)
+        cudnn = limit_of(CUDNN, n)
+        yield bar(f"TISA over cuDNN without bias, n={n:,}", ours, cudnn, "at most", None)
+    ours, dense = attention(OURS, TISA, TOKENS), attention("eager", TISA, TOKENS)
+    yield bar("eager over TISA, n=16,384, time", dense, ours, "at least", 60.0)
+    yield bar("eager over TISA, n=16,384, extra memory", dense, ours, "at least", 200.0, extra)
+    for d in (64, 128):
+        for method in (REACH, "t5"):
+            for n in (8192, TOKENS, 2 * TOKENS):
+                ours, most = attention(OURS, method, n, d), 1.3 if n == 8192 else 1.15
+                what = f"{method} over cuDNN without bias, heads of {d}, n={n:,}"
+                yield bar(what, ours, limit_of(CUDNN, n, d), "at most", most)
+                what = f"{method} over FA2 without bias, heads of {d}, n={n:,}"
+                bound = 0.75 if d == 128 and n >= TOKENS else None
+                yield bar(what, ours, limit_of(FLASH, n, d), "at most", bound)
+    ours = attention(OURS, TISA, 8192, 128, causal=True)
+    for name, contender, most in (("FA2", FLASH, 1.0), ("cuDNN", CUDNN, None)):
+        peer = limit_of(contender, 8192, 128, causal=True)
+        yield bar(f"TISA over {name}, causal, heads of 128, n=8,192", ours, peer, "at most", most)
+    for n in (8192, TOKENS):
+        tisa = attention(OURS, TISA, n)
+        for method, most in (("t5", 1.1), ("alibi", 1.1), ("kerple", None)):
+            ours = attention(OURS, method, n)
+            yield bar(f"{method} over TISA, n={n:,}", ours, tisa, "at most", most)
+    for n in (2048, 8192, TOKENS):
+        ours, flash = attention(OURS, SHAW, n), limit_of(FLASH, n)
+        most = 1.5 if n == 2048 else 1.2
+        yield bar(f"Shaw over FA2 without bias, n={n:,}", ours, flash, "at most", most)
+        what = f"Shaw over FA2 without bias, n={n:,}, extra memory"
+        yield bar(what, ours, flash, "at most", 4.0, extra)
+    for batch in (1, 16):
+        ours, peer = decoding(OURS, TISA, batch), decoding(PLAIN, "nope", batch)
+        what = f"decoding with TISA over SDPA without bias, cache of 32,768, {batch} sequences"
+        yield bar(what, ours, peer, "at most", 1.1)
+        yield bar(what + ", from a CUDA graph", ours, peer, "at most", 1.1, replayed)
+    article, ours = attention("article", SHAW, 2048), attention(OURS, SHAW, 2048)
+    yield bar("the article's algorithm over Shaw, n=2,048", article, ours, "at least", None)
+    dense, ours = attention("sdpa-dense", TISA, 8192), attention(OURS, TISA, 8192)
+    yield bar("SDPA with a dense bias over TISA, n=8,192", dense, ours, "at least", None)
+    for n in (8192, TOKENS):  # from here on, a compilation of half a minute for each set of tiles
+        flex, ours = attention("flex-best", TISA, n), attention(OURS, TISA, n)
+        yield bar(f"Flex, best tiles, over TISA, n={n:,}", flex, ours, "at least", 2.5)
+    flex, ours = attention("flex", TISA, 8192), attention(OURS, TISA, 8192)
+    yield bar("Flex, default tiles, over TISA, n=8,192", flex, ours, "at least", None)
+    flex, ours = attention("flex-best", "kerple", TOKENS), attention(OURS, "kerple", TOKENS)
+    yield bar("Flex, best tiles, over KERPLE, n=16,384", flex, ours, "at least", 1.0)
 
 
-def exact(method: PositionMethod, d: int) -> float:
-    """The worst ratio of our error to eager bfloat16's, over output and gradients, by float64."""
-    parts = tensors(512, d)
-    parts = [x[:2].detach() for x in parts]
-    found = []
-    for kind, dtype in (
-        ("fused", torch.bfloat16),
-        ("same", torch.bfloat16),
-        ("true", torch.float64),
-    ):
-        module = method.double() if kind == "true" else method.float()
-        qkv = [x.to(dtype).requires_grad_() for x in parts[:3]]
-        parameters = list(module.parameters())
-        if kind == "fused":
-            out = fused(module)(*qkv)
-        else:
-            pos = torch.arange(512, device="cuda")
-            call = whence.kernels.call.as_call(
-                *qkv,
-                bias=module.score_term(qkv[0], pos, pos),
-                values=module.value_term(pos, pos),
-                mask=None,
-                causal=False,
-                window=None,
-                scale=None,
-                dropout=0.0,
-                q_start=None,
-            )
-            out = whence.kernels.reference.attend_rows(call, slice(0, 512))
-        grads = torch.autograd.grad(out, [*qkv, *parameters], parts[3].to(out.dtype))
-        found.append([out.detach().double(), *(g.double() for g in grads)])
-    method.float()
-    ours, same, true = found
-    return max(
-        float((a - t).norm() / torch.maximum((b - t).norm(), 1e-4 * t.norm()))
-        for a, b, t in zip(ours, same, true, strict=True)
-    )
-
-
-def measured(run: Callable[[], None]) -> dict[str, object]:
-    """Median and 20/80 quantiles in ms, and the memory above what the inputs hold, in MB."""
-    run()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - before
-    median, low, high = triton.testing.do_bench(run, warmup=20, rep=80, quantiles=[0.5, 0.2, 0.8])
+def judged(bar: Bar, a: Record | None, b: Record | None) -> dict[str, Any]:
+    """What was found; `held` is None where nothing was, or where there is no limit."""
+    top, bottom = (None if record is None else bar.value(record) for record in (a, b))
+    ratio = top / bottom if top is not None and bottom else None
+    held = None
+    if ratio is not None and bar.limit is not None:
+        held = ratio <= bar.limit if bar.rule == "at most" else ratio >= bar.limit
+    missing = [
+        f"{point}: {'not measured' if record is None else why(record)}"
+        for point, record, value in ((bar.a, a, top), (bar.b, b, bottom))
+        if value is None
+    ]
     return {
-        "forward_backward_ms": {"median": median, "low": low, "high": high},
-        "extra_memory_mb": extra / 2**20,
+        "what": bar.what,
+        "value": ratio,
+        "rule": bar.rule,
+        "limit": bar.limit,
+        "held": held,
+        "unit": bar.unit,
+        "measured": [top, bottom],
+        "why_not": "; ".join(missing) or None,
     }
 
 
-def contenders(d: int, n: int, quick: bool) -> list[tuple[str, Attention, list[Tensor]]]:
-    methods = {
-        spec: whence.build(spec, n_heads=HEADS, d_head=d, causal=False).cuda() for spec in SPECS
-    }
-    tisa, shaw = methods["tisa:kernels=5"], methods["shaw:clip=16"]
-    rows: list[tuple[str, Attention, list[Tensor]]] = [
-        ("FlashAttention-2, no bias", plain(SDPBackend.FLASH_ATTENTION), []),
-        ("cuDNN, no bias", plain(SDPBackend.CUDNN_ATTENTION), []),
-    ]
-    rows += [(spec, fused(m), list(m.parameters())) for spec, m in methods.items()]
-    rows += [
-        ("FlashAttention-2, causal", plain(SDPBackend.FLASH_ATTENTION, True), []),
-        ("cuDNN, causal", plain(SDPBackend.CUDNN_ATTENTION, True), []),
-        ("tisa:kernels=5, causal", fused(tisa, True), list(tisa.parameters())),
-    ]
-    if d == 64 and not quick:
-        rows += [
-            ("tisa, eager", eager(tisa), list(tisa.parameters())),
-            ("tisa, SDPA + dense bias", sdpa_dense(tisa), list(tisa.parameters())),
-            ("tisa, FlexAttention", flex(tisa), list(tisa.parameters())),
-        ]
-        if n <= 2048:
-            rows.append(("shaw, the article's algorithm", article(shaw), list(shaw.parameters())))
-    return rows
+def why(record: Record) -> str:
+    return record["skipped"] or record["notes"].get("graph") or "no such figure"
 
 
-def main() -> None:
+def verdict(found: dict[str, Any]) -> str:
+    word = {True: "pass", False: "MISS", None: "-"}[found["held"]]
+    if found["value"] is None:
+        return f"{word:5} {found['what']}: {found['why_not']}"
+    limit = "" if found["limit"] is None else f" ({found['rule']} {found['limit']:g})"
+    return f"{word:5} {found['what']}: {found['value']:.2f}{limit}"
+
+
+def measure(session: Session, chosen: Iterable[Bar]) -> list[dict[str, Any]]:
+    """The bars, each judged as soon as its points are measured and then written."""
+    found: list[dict[str, Any]] = []
+    session.more["bars"] = found
+    for bar in chosen:
+        a, b = session.measure(bar.a), session.measure(bar.b)
+        found.append(judged(bar, a, b))
+        print(verdict(found[-1]), flush=True)
+        session.save()
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/gpu"))
-    parser.add_argument("--quick", action="store_true", help="ours and the limits at two lengths")
-    options = parser.parse_args()
-    rows, checks = [], {}
-    for d in (64, 128):
-        for spec in SPECS:
-            torch.manual_seed(0)
-            checks[f"{spec}, d {d}"] = exact(whence.build(spec, n_heads=HEADS, d_head=d).cuda(), d)
-        print(f"d {d} error against same-dtype PyTorch's:", checks, flush=True)
-    wrong = {name: ratio for name, ratio in checks.items() if not ratio <= 2}
-    if wrong:
-        raise SystemExit(f"not exact, so not timed: {wrong}")
-    for d in (64, 128):
-        for n in (2048, 8192) if options.quick else (512, 2048, 4096, 8192, 16384):
-            torch.manual_seed(0)
-            parts = tensors(n, d)
-            for name, attention, parameters in contenders(d, n, options.quick):
-                row: dict[str, object] = {"name": name, "n": n, "d_head": d}
-                try:
-                    row |= measured(step(attention, parts, parameters))
-                    timing = row["forward_backward_ms"]
-                    print(f"{d:4} {n:6} {name:32} {timing['median']:9.3f} ms", flush=True)  # type: ignore[index]
-                except Exception as error:  # a peer that cannot run is a result too
-                    row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-                    print(f"{d:4} {n:6} {name:32} {row['failed']}", flush=True)
-                rows.append(row)
-                torch.cuda.empty_cache()
-            save(options.out, rows, checks)
-
-
-def save(folder: Path, rows: list[dict[str, object]], checks: dict[str, float]) -> None:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    result = {
-        "config": {"tokens": TOKENS, "heads": HEADS, "dtype": "bfloat16"},
-        "machine": {
-            "gpu": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-            "commit": commit or os.environ.get("WHENCE_COMMIT", "unknown"),
-        },
-        "error_against_same_dtype_pytorch": checks,
-        "rows": rows,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(result, file, indent=1)
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(folder / "attention.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which it ends")
+    parser.add_argument("--only", help="bars whose name has this text, in any case")
+    parser.add_argument("--commit", help="of the sources, where git cannot tell")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("benchmarks/gpu.py needs an NVIDIA GPU; there is none here.", file=sys.stderr)
+        return 2
+    session = Session(
+        options.out / "bars.json",
+        device="cuda",
+        config={"tokens": TOKENS, "n_heads": 12, "dtype": "bfloat16"},
+        seconds=options.seconds,
+        graphs_up_to=2 * TOKENS,
+        say=lambda text: print(text, flush=True),
+    )
+    if options.commit:
+        session.machine["commit"] = options.commit
+    chosen = [bar for bar in bars() if (options.only or "").lower() in bar.what.lower()]
+    found = measure(session, chosen)
+    held = [bar["held"] for bar in found]
+    print(
+        f"{held.count(True)} held, {held.count(False)} missed, {held.count(None)} without a limit "
+        f"or figure, in {session.results()['seconds']:.0f} s; wrote {session.path}"
+    )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

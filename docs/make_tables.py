@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from whence.bench import CONTENDERS as BENCHED
 from whence.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,57 +166,117 @@ def _measured(group: str, figure: str, caption: str) -> str:
 
 def gpu() -> str:
     """The whole section on one GPU, or nothing where it has not been measured."""
-    results = _results("gpu/attention.json")
+    results = _results("gpu/bars.json")
     if results is None:
         return ""
-    return GPU.format(**results["config"], **results["machine"]) + "".join(
-        f"\n### Heads of {d_head}\n\n{_gpu_table(results['rows'], d_head)}"
-        for d_head in sorted({row["d_head"] for row in results["rows"]})
+    parts = [
+        GPU.format(**results["config"], **results["machine"]),
+        "\n",
+        _gpu_bars(results["bars"]),
+    ]
+    groups = dict.fromkeys(_gpu_group(record) for record in results["records"])
+    for mode, d_head, causal, batch in sorted(groups, key=str):
+        mine = [r for r in results["records"] if _gpu_group(r) == (mode, d_head, causal, batch)]
+        words = {"both": "Forward and backward", "forward": "Forward", "decode": "Decoding"}
+        heading = f"{words[mode]}, heads of {d_head}" + ", causal" * (causal and mode != "decode")
+        heading += "" if batch is None else f", {batch} sequences" if batch > 1 else ", 1 sequence"
+        parts += [f"\n### {heading}\n\n", _gpu_table(mine), _gpu_left_out(mine)]
+    return "".join(parts)
+
+
+def gpu_short() -> str:
+    """For the README: TISA on one GPU against what there is, time and memory over n."""
+    results = _results("gpu/bars.json")
+    if results is None:
+        return MISSING.format("python benchmarks/gpu.py")
+    names = {
+        ("whence:fused", TISA): "`whence`, TISA with its gradients",
+        ("flash", "nope"): "FlashAttention-2, no bias",
+        ("cudnn", "nope"): "cuDNN, no bias",
+        ("flex-best", TISA): "FlexAttention, the same bias, best tiles",
+        ("eager", TISA): "eager, the same bias",
+    }
+    usual = [r for r in results["records"] if _gpu_group(r) == ("both", 64, False, None)]
+    mine = [r for r in usual if (r["contender"], r["method"]) in names and r["n"] <= 16_384]
+    where = "{gpu}, torch {torch}, commit {commit}".format(**results["machine"])
+    return _gpu_table(mine, names) + (
+        f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}.\n"
     )
 
 
+TISA = "tisa:kernels=5"
 GPU = """
 ## Attention on a GPU
 
-One layer's attention, forward and backward: {heads} heads, {tokens:,} tokens a batch, {dtype}. The
-position method is part of the step: its curve or tables are evaluated and get their gradients, as
-do q, k and v. Median time, and the most memory beyond the inputs. A row that names a method alone
-is `whence`; a contender that could not run shows what it raised. A star marks a step so long that
-it was timed once: there is no median.
+One layer's attention: {n_heads} heads, {tokens:,} tokens a batch, {dtype}. The position method is
+part of the step: its curve or tables are evaluated and, with a backward, get their gradients, as do
+q, k and v. Median time as called, and the most memory beyond the inputs.
 
-Before anything is timed, output and gradients of `whence`, at n = 512, must be at most twice as far
-from float64 as PyTorch's own in the same dtype. The contenders are not checked in this run.
+Nothing was timed before it was exact. A kernel's output and gradients, at the size that is timed,
+are at most twice as far from float64 as PyTorch's own in the same dtype. The peers in plain PyTorch
+(eager, SDPA with a dense bias, the article's algorithm) equal the definition in float64, at up to
+512 tokens.
 
-The article's algorithm is written in PyTorch by us. Its step includes the gradient of the look-up
-`table[row]`, which adds n² vectors into the few rows of a table whatever the batch is, while the
-rest of its work, at a constant number of tokens, grows like n. How much of the time that gradient
-takes was not measured: the row says what this implementation takes, not what the algorithm must.
-
-Measured on {gpu}, torch {torch}, Triton {triton}, Python {python}, commit {commit}. All
-numbers, with quantiles: [results/gpu/attention.json](../results/gpu/attention.json). To measure
-again: `python benchmarks/gpu.py`.
+Measured on {gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python},
+commit {commit}. All numbers, with quantiles and times from a CUDA graph:
+[results/gpu/bars.json](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
 """
 
 
-def _gpu_table(rows: list[dict[str, Any]], d_head: int) -> str:
-    mine = [row for row in rows if row["d_head"] == d_head]
-    lengths = sorted({row["n"] for row in mine})
-    cells = {(row["name"], row["n"]): _gpu_cell(row) for row in mine}
+def _gpu_group(record: dict[str, Any]) -> tuple[Any, ...]:
+    """One table each: the batch follows from n, except when decoding."""
+    batch = record["batch"] if record["mode"] == "decode" else None
+    return record["mode"], record["d_head"], record["causal"], batch
+
+
+def _gpu_bars(bars: list[dict[str, Any]]) -> str:
+    lines = ["| | measured | promised | |", "|---|---:|---|---|"]
+    for bar in bars:
+        value = "-" if bar["value"] is None else f"{bar['value']:.2f}"
+        limit = "" if bar["limit"] is None else f"{bar['rule']} {bar['limit']:g}"
+        word = {True: "held", False: "missed", None: ""}[bar["held"]]
+        if bar["value"] is None:
+            word = "not measured"
+        lines.append(f"| {bar['what']} | {value} | {limit} | {word} |")
+    return "\n".join(lines) + "\n"
+
+
+def _gpu_table(
+    records: list[dict[str, Any]], names: dict[tuple[str, str], str] | None = None
+) -> str:
+    lengths = sorted({record["n"] for record in records})
+    cells = {(r["contender"], r["method"], r["n"]): _gpu_cell(r) for r in records}
+    found = dict.fromkeys((r["contender"], r["method"]) for r in records)
     lines = [
         "| | " + " | ".join(f"n = {n:,}" for n in lengths) + " |",
         "|---|" + "---:|" * len(lengths),
     ]
-    for name in dict.fromkeys(row["name"] for row in mine):
-        lines.append(f"| {name} | {' | '.join(cells.get((name, n), '-') for n in lengths)} |")
+    for contender, method in [key for key in names if key in found] if names else found:
+        title = names[contender, method] if names else _gpu_title(contender, method)
+        shown = (cells.get((contender, method, n), "") for n in lengths)
+        lines.append(f"| {title} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
-def _gpu_cell(row: dict[str, Any]) -> str:
-    if "forward_backward_ms" not in row:
-        return row.get("failed", "failed").partition(":")[0]
-    time = row["forward_backward_ms"]
-    once = "*" if time["low"] == time["high"] else ""
-    return f"{time['median']:,.2f}{once} ms, {row['extra_memory_mb']:,.0f} MB"
+def _gpu_title(contender: str, method: str) -> str:
+    title = BENCHED[contender].title
+    return title if method == "nope" else f"`{method}`, {title}"
+
+
+def _gpu_cell(record: dict[str, Any]) -> str:
+    if record["ms"] is None:
+        return "-"
+    return f"{record['ms']['median']:,.2f} ms, {record['extra_bytes'] / 1e6:,.0f} MB"
+
+
+def _gpu_left_out(records: list[dict[str, Any]]) -> str:
+    """Why a cell has a dash."""
+    lines = [
+        f"- {_gpu_title(r['contender'], r['method'])}, n = {r['n']:,}: {r['skipped']}\n"
+        for r in records
+        if r["skipped"]
+    ]
+    return "\nLeft out:\n\n" + "".join(lines) if lines else ""
 
 
 def _results(name: str) -> Any:
@@ -290,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu_shaw": cpu_shaw,
     "cpu_bars": cpu_bars,
     "gpu": gpu,
+    "gpu_short": gpu_short,
     "criteria": criteria,
     "rules": rules,
     "differences": differences,

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import contenders
 import cpu
-import peak_memory
-import wall_time
+import cpu_contenders as contenders
+from whence.bench import peak_memory, wall_time
 
 TINY = contenders.Setting(n_heads=2, d_head=8, threads=1)
 
@@ -96,9 +95,9 @@ def test_a_contender_that_is_not_exact_stops_everything(
 
 
 def test_a_wrong_gradient_alone_stops_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(position: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = contenders.whence(position, q, k, v)
-        return out + 1e-6 * (position.offset - position.offset.detach()).sum()
+    def wrong(problem: Any) -> torch.Tensor:
+        out, offset = contenders.whence(problem), problem.method.offset
+        return out + 1e-6 * (offset - offset.detach()).sum()
 
     monkeypatch.setitem(contenders.GROUPS["tisa"], "whence", wrong)
     with pytest.raises(AssertionError, match="not exact: tisa whence, n=256, offset"):

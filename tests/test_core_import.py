@@ -88,6 +88,12 @@ for name in METHODS:
     assert "pip install 'whence[flow]'" in lines[0]
 
 
+def test_whence_hf_without_transformers_says_which_extra_it_needs() -> None:
+    done = run_blocked("import whence\ntry:\n    whence.hf\nexcept ImportError as e:\n    print(e)")
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'whence[hf]'" in done.stdout
+
+
 def test_the_command_line_without_its_extra_says_so_in_one_line() -> None:
     done = run_blocked("import whence.cli\nwhence.cli.main()")
     assert done.returncode == 1

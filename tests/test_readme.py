@@ -142,28 +142,37 @@ def test_the_gpu_section_is_there_when_its_results_are_and_not_before(
     tables = make_tables()
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     assert tables.gpu() == ""
-    time = {"median": 1.234, "low": 1.2, "high": 1.3}
-    size = {"n": 512, "d_head": 64}
+    assert "Not measured yet" in tables.gpu_short()
+    size = {"mode": "both", "n": 512, "d_head": 64, "batch": 32, "causal": False}
+    ours = {"contender": "whence:fused", "method": "tisa:kernels=5", **size}
     rows = [
-        {"name": "tisa", **size, "forward_backward_ms": time, "extra_memory_mb": 56.7},
-        {"name": "eager", **size, "failed": "OutOfMemoryError: too large"},
-        {
-            "name": "slow",
-            **size,
-            "forward_backward_ms": {"median": 99.5, "low": 99.5, "high": 99.5},
-            "extra_memory_mb": 1.0,
-        },
+        {**ours, "ms": {"median": 1.234}, "extra_bytes": 56_700_000, "skipped": None},
+        {**ours, "contender": "eager", "ms": None, "skipped": "needs about 200 GB, 130 are free"},
+        {**ours, "contender": "flash", "method": "nope", "ms": {"median": 99.5}, "extra_bytes": 1e6}
+        | {"skipped": None},
     ]
-    machine = {"gpu": "a GPU", "torch": "2", "triton": "3", "python": "3.11", "commit": "abc"}
-    config = {"tokens": 16384, "heads": 12, "dtype": "bfloat16"}
-    path = tmp_path / "results" / "gpu" / "attention.json"
+    bars = [
+        {"what": "TISA over FA2", "value": 0.987, "rule": "at most", "limit": 1.6, "held": True},
+        {"what": "Flex over TISA", "value": None, "rule": "at least", "limit": 2.5, "held": None},
+    ]
+    machine = {"gpu": "a GPU", "driver": "1", "cudnn": 9, "torch": "2", "triton": "3"}
+    machine |= {"python": "3.11", "commit": "abc"}
+    config = {"tokens": 16384, "n_heads": 12, "dtype": "bfloat16"}
+    path = tmp_path / "results" / "gpu" / "bars.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"config": config, "machine": machine, "rows": rows}))
+    results = {"config": config, "machine": machine, "records": rows, "bars": bars}
+    path.write_text(json.dumps(results))
     section = tables.gpu()
     assert "## Attention on a GPU" in section
     assert "16,384 tokens a batch, bfloat16" in section
-    assert "| tisa | 1.23 ms, 57 MB |\n| eager | OutOfMemoryError |\n" in section
-    assert "| slow | 99.50* ms, 1 MB |" in section  # one run has no median
+    assert "| TISA over FA2 | 0.99 | at most 1.6 | held |" in section
+    assert "| Flex over TISA | - | at least 2.5 | not measured |" in section
+    assert "### Forward and backward, heads of 64" in section
+    assert "| `tisa:kernels=5`, whence, fused | 1.23 ms, 57 MB |\n" in section
+    assert "| FlashAttention-2, no bias | 99.50 ms, 1 MB |" in section
+    assert "- `tisa:kernels=5`, eager, n x n, n = 512: needs about 200 GB" in section
+    short = tables.gpu_short()
+    assert "| `whence`, TISA with its gradients | 1.23 ms, 57 MB |\n| FlashAttention-2" in short
 
 
 @each_page

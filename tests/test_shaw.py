@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from transformers import Wav2Vec2BertConfig
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 
-from article_shaw import article_attention, lookup
 from whence import LagBias, attend, build
+from whence.bench.article import article_attention, lookup
 from whence.methods.shaw import Shaw
 from whence.nn import positioned_attention
 

@@ -44,6 +44,10 @@ class PositionMethod(nn.Module):
     causal_only: bool = False
     shared_by_layers: ClassVar[bool] = False  # one instance serves every layer of a stack
     fixed_length: bool = False  # True where no length beyond `max_length` can be had
+    # What a model must know to pad, pack and cache; each holds for the sites of attention alone.
+    anchored: bool = False  # True where a shift of all positions changes attention
+    grows: bool = False  # True where a longer sequence changes what earlier tokens get
+    reads_key_inputs: bool = False  # True where Content.x_k is read: a cache has to keep it
 
     def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
         """Site input: what is added to the token embedding."""

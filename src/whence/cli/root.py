@@ -12,6 +12,7 @@ except ImportError as error:
     ) from error
 
 import whence
+from whence.cli.bench import bench
 from whence.cli.compare import compare_checkpoints
 from whence.cli.criteria import criteria
 from whence.cli.demo import demo
@@ -20,6 +21,7 @@ from whence.cli.inspect import inspect
 from whence.cli.methods import methods
 from whence.cli.params import params
 from whence.cli.report import report
+from whence.cli.tune import tune
 
 # Plain help and errors: they stay greppable, and an error's last line says all of it.
 app = typer.Typer(
@@ -38,6 +40,8 @@ app.command()(params)
 app.command()(inspect)
 app.command()(compare_checkpoints)
 app.command()(report)
+app.command()(bench)
+app.command()(tune)
 
 
 def _version(wanted: bool) -> bool:

@@ -84,6 +84,11 @@ def attend(
         dropout=dropout,
         q_start=q_start,
     )
+    return execute(call, backend=backend)
+
+
+def execute(call: AttentionCall, *, backend: str = "auto") -> Float[Tensor, "b h q d_v"]:
+    """What `attend` does once its arguments are a call."""
     if backend == "auto":
         backend = _first_that_runs(call)
     if backend not in BACKENDS:  # the message is costly, and cannot be traced by torch.compile

@@ -40,23 +40,12 @@ def attended(
     far, near = None, numbers
     if numbers.far:
         far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
-    out, rest, lse, logits, ends, band = fitting(
+    out, rest, lse, mass, band = fitting(
         "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far)
     )
     # Only the gradient of a tail asks again what the far keys gave.
-    parts = (
-        *(far[1:] if far is not None and tails_too else (None,) * 4),
-        None if band is inputs.band else band,
-    )
-    if inputs.table is None:
-        return Kept(out, lse, None if rest is lse else rest, None, *parts)
-    mass = torch.exp2(logits - lse[..., None]) / (1 - numbers.dropout)
-    mass[..., 0] += ends[..., 0]
-    mass[..., -1] += ends[..., 1]
-    whole = out + mass @ inputs.table
-    short = whole.to(q.dtype)
-    rest = None if short is whole else (whole - short).to(q.dtype)
-    return Kept(short, lse, rest, mass, *parts)
+    parts = far[1:] if far is not None and tails_too else (None,) * 4
+    return Kept(out, lse, rest, mass, *parts, None if band is inputs.band else band)
 
 
 def gradients(
@@ -73,20 +62,15 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k, v, band, tails and table; None for what is not there."""
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-    d_table, d_mass = None, None
+    d_table = None
     if inputs.table is not None:
         assert kept.mass is not None
-        wide = d_out.float()
-        d_mass = wide @ inputs.table.transpose(-1, -2)
-        d_table = (kept.mass.transpose(-1, -2) @ wide).sum(0).sum_to_size(inputs.table.shape)
+        d_table = _tall_product(kept.mass, d_out).sum_to_size(inputs.table.shape)
     far, elsewhere, near = None, None, numbers
     if numbers.far:
         near = near_numbers(numbers)
         elsewhere = far_gradients(d_out, q, k, v, kept.out, kept.lse, inputs, numbers)
-        one_sided = numbers.after == 0
-        left, left_lse, right, right_lse = (x if x is not None else kept.lse for x in kept[4:8])
-        sides = (left, left_lse, *((None, None) if one_sided else (right, right_lse)))
-        far = Far(numbers.far, *sides)
+        far = Far(numbers.far, *kept[4:8])
     found = fitting(
         "backward",
         q,
@@ -99,7 +83,6 @@ def gradients(
             kept.out,
             kept.rest,
             kept.lse,
-            d_mass,
             inputs.band if kept.band is None else kept.band,
             inputs,
             near,
@@ -307,6 +290,15 @@ def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 lag_attention_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _tall_product(a: Tensor, b: Tensor) -> Tensor:
+    """sum over batch and rows of a^T b, [h, i, j]; in short pieces, for one long sum is slow."""
+    n = a.shape[2]
+    piece = 256 if n % 256 == 0 else n
+    left, right = (x.float().reshape(*x.shape[:2], n // piece, piece, -1) for x in (a, b))
+    product: Tensor = left.transpose(-1, -2) @ right
+    return product.sum((0, 2))
 
 
 def _empty(x: Tensor | None, like: Tensor) -> Tensor:

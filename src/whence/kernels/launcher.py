@@ -18,11 +18,15 @@ _known: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
-    tensors: tuple[Tensor, ...],
+    tensors: tuple[Tensor | None, ...],
     numbers: tuple[int | float, ...],
     **options: object,
 ) -> None:
-    """kernel[grid](*tensors, *numbers, **options), tensors and numbers in the kernel's order."""
+    """kernel[grid](*tensors, *numbers, **options), tensors and numbers in the kernel's order.
+
+    None stands for a tensor that the call has not; the first one is always there.
+    """
+    assert tensors[0] is not None
     device = tensors[0].device
     if device.type != "cuda":  # Triton's interpreter
         kernel[grid](*tensors, *numbers, **options)
@@ -36,8 +40,7 @@ def launch(
         device.index,
         numbers,
         tuple(options.values()),
-        tuple(x.dtype for x in tensors),
-        tuple(x.data_ptr() % 16 == 0 for x in tensors),
+        tuple([None if x is None else (x.dtype, x.data_ptr() & 15 == 0) for x in tensors]),
     )
     found = _known.get(key)
     if found is not None:

@@ -81,6 +81,7 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
     if q.dtype not in HALF or d != v.shape[-1] or d % 8:
         return None
     newer = torch.cuda.get_device_capability(q.device) >= (9, 0)
-    if newer and d <= 128 and torch.backends.cuda.cudnn_sdp_enabled():
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    if newer and d <= 128 and allowed:
         return CUDNN
     return FLASH if d <= 256 else None

@@ -245,13 +245,17 @@ def _key_range(
             )
         d_left_mass = 0.0
         d_right_mass = 0.0
-        d_mass = d_mass_ptr + first_row * (2 * value_reach + 1)
+        d_mass = d_mass_ptr
         if VALUES:
+            d_mass = d_mass_ptr + first_row * (2 * value_reach + 1)
             end = d_mass + (r * (2 * value_reach + 1))[None, :]
             if REGION != 2:
                 d_left_mass = tl.load(end, mask=on_row[None, :], other=0.0)
             if REGION != 0:
                 d_right_mass = tl.load(end + 2 * value_reach, mask=on_row[None, :], other=0.0)
+        band = band_ptr
+        if BAND:
+            band = band_ptr + first_row * stride_band_q
         met, _, d_logits = weights_and_slopes(
             q,
             k,
@@ -263,7 +267,7 @@ def _key_range(
             r[None, :],
             first,
             c[:, None],
-            band_ptr + first_row * stride_band_q,
+            band,
             line[0],
             line[1],
             line[2],
@@ -510,7 +514,7 @@ def key_kernel(
                     BLOCK_DV,
                     NEAR_M if STEP == 1 else BLOCK_M,
                     BLOCK_N,
-                    1 if STEP == 1 and BAND else STAGES,
+                    STAGES,
                     2 - STEP,
                     BAND,
                     TAILS,
@@ -744,6 +748,7 @@ def query_kernel(
     k_segment_ptr,
     seed_ptr,
     d_mass_ptr,
+    table_ptr,
     stride_q_b,
     stride_q_h,
     stride_q_n,
@@ -779,6 +784,7 @@ def query_kernel(
     far_start,
     scale,
     dropout,
+    stride_table_h,
     D: tl.constexpr,
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -808,8 +814,8 @@ def query_kernel(
 ):
     """dQ of one block of query rows, and the gradients of what belongs to each row.
 
-    It also leaves delta = rowsum(out * d_out) for the kernels after it; `rest` is what rounding
-    took from out.
+    It also leaves delta = rowsum(out * d_out) and the gradient of the value table's masses,
+    d_out @ table^T, for the kernels after it; `rest` is what rounding took from out.
     """
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
@@ -848,8 +854,10 @@ def query_kernel(
         near_reach = reach
         if EXTENT:
             near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+    if TAILS:
+        tails_ptr += b * stride_tail_b + h * stride_tail_h
     left, left_slope, right, right_slope = load_tails(
-        tails_ptr + b * stride_tail_b + h * stride_tail_h,
+        tails_ptr,
         rows,
         on_row,
         stride_tail_kind,
@@ -870,6 +878,18 @@ def query_kernel(
     d_left_mass = 0.0
     d_right_mass = 0.0
     if VALUES:
+        width = 2 * value_reach + 1
+        for lag_start in tl.range(0, width, 32, num_stages=1):
+            lag = lag_start + tl.arange(0, 32)
+            table = tl.load(
+                table_ptr + h * stride_table_h + lag[:, None] * D_V + d_v[None, :],
+                mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
+                other=0.0,
+            )
+            d_mass = tl.dot(d_out.to(tl.float32), tl.trans(table), input_precision=PRECISION)
+            inside = on_row[:, None] & (lag < width)[None, :]
+            tl.store(d_mass_ptr + r[:, None] * width + lag[None, :], d_mass, mask=inside)
+        tl.debug_barrier()  # the threads of this block read what others of them wrote
         end = d_mass_ptr + r * (2 * value_reach + 1)
         d_left_mass = tl.load(end, mask=on_row, other=0.0)
         d_right_mass = tl.load(end + 2 * value_reach, mask=on_row, other=0.0)
@@ -966,8 +986,8 @@ def query_kernel(
                 q_segment[:, None],
                 k_segment_ptr,
                 d_mass_ptr,
-                d_left_mass[:, None] if VALUES else d_left_mass,
-                d_right_mass[:, None] if VALUES else d_right_mass,
+                d_left_mass[:, None] if VALUES else d_left_mass,  # type: ignore[index]
+                d_right_mass[:, None] if VALUES else d_right_mass,  # type: ignore[index]
                 seed,
                 block * BLOCK_M,
                 r[:, None],
@@ -991,7 +1011,7 @@ def query_kernel(
                 BLOCK_D,
                 BLOCK_DV,
                 NEAR_N if REGION == 1 else BLOCK_N,
-                1 if REGION == 1 and BAND else STAGES,
+                STAGES,
                 REGION,
                 BAND,
                 TAILS,

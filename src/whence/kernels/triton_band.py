@@ -194,15 +194,23 @@ def band_kernel(
             place = (b * n_heads + h) * n_q
             lse = tl.load(lse_ptr + place + row, mask=on_row, other=0.0)
             delta = tl.load(delta_ptr + place + row, mask=on_row, other=0.0)
+            keys = keys_ptr
+            if KEYS:
+                keys = keys_ptr + b * stride_keys_b
             q_segment = rows
+            k_segment = k_segment_ptr
             if SEGMENTS:
+                k_segment = k_segment_ptr + b * stride_ks_b
                 q_segment = tl.load(q_segment_ptr + b * stride_qs_b + rows, mask=on_row, other=-2)
             seed = 0
             if DROPOUT:
                 seed = tl.load(seed_ptr) + b * n_heads + h
             first_row = row_block.to(tl.int64) * BLOCK
+            tails = tails_ptr
+            if TAILS:
+                tails = tails_ptr + b * stride_tail_b + h * stride_tail_h
             left, left_slope, right, right_slope = load_tails(
-                tails_ptr + b * stride_tail_b + h * stride_tail_h,
+                tails,
                 rows[:, None],
                 on_row[:, None],
                 stride_tail_kind,
@@ -213,9 +221,10 @@ def band_kernel(
             )
             d_left_mass = 0.0
             d_right_mass = 0.0
+            d_mass = d_mass_ptr
             if VALUES:
-                end = (place + row)[:, None] * (2 * value_reach + 1)
-                end = d_mass_ptr + end
+                d_mass = d_mass_ptr + (place + first_row) * (2 * value_reach + 1)
+                end = d_mass + (r * (2 * value_reach + 1))[:, None]
                 d_left_mass = tl.load(end, mask=on_row[:, None], other=0.0)
                 d_right_mass = tl.load(end + 2 * value_reach, mask=on_row[:, None], other=0.0)
             _, _, d_logits = weights_and_slopes(
@@ -234,10 +243,10 @@ def band_kernel(
                 left_slope,
                 right,
                 right_slope,
-                keys_ptr + b * stride_keys_b,
+                keys,
                 q_segment[:, None],
-                k_segment_ptr + b * stride_ks_b,
-                d_mass_ptr + (place + first_row) * (2 * value_reach + 1),
+                k_segment,
+                d_mass,
                 d_left_mass,
                 d_right_mass,
                 seed,

@@ -68,8 +68,8 @@ def with_edges(band: Tensor, tails: Tensor | None, edge: int, before: int, after
     out = torch.empty(b, h, 1, 2 * edge + 1, dtype=torch.float32, device=band.device)
     launch(
         _edges_kernel,
-        (triton.cdiv(2 * edge + 1, 1024), b * h),
-        (band, band if tails is None else tails, out),
+        (-(-(2 * edge + 1) // 1024), b * h),
+        (band, tails, out),
         (*shared(band, 0, 1), *strides, h, band.shape[-1] // 2, edge, before, after),
         BLOCK=1024,
         TAILS=tails is not None,

@@ -35,7 +35,7 @@ def _range(
     keys_ptr,
     q_segment,
     k_segment_ptr,
-    near_ptr,
+    mass_ptr,
     seed,
     rows,
     r,
@@ -162,7 +162,7 @@ def _range(
                 if DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
                 tl.store(
-                    near_ptr + (r[:, None] * (2 * value_reach + 1) + (lag + value_reach)),
+                    mass_ptr + (r[:, None] * (2 * value_reach + 1) + (lag + value_reach)),
                     logits,
                     mask=inside & (cols < n_k)[None, :],
                 )
@@ -172,6 +172,48 @@ def _range(
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, top, total, left_mass, right_mass
+
+
+@triton.jit
+def _with_table(
+    out,
+    mass_ptr,
+    table_ptr,
+    lse,
+    left_mass,
+    right_mass,
+    r,
+    there,
+    first,
+    low,
+    high,
+    value_reach,
+    dropout,
+    D_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """out + mass @ table. The near tiles left their logits at mass_ptr: they become the masses."""
+    width = 2 * value_reach + 1
+    d_v = tl.arange(0, BLOCK_DV)
+    tl.debug_barrier()  # other threads of this block wrote what is read here
+    for start in tl.range(0, width, 32, num_stages=1):
+        lag = start + tl.arange(0, 32)
+        col = first + r[:, None] + (lag - value_reach)[None, :]
+        cells = mass_ptr + r[:, None] * width + lag[None, :]
+        inside = there[:, None] & (lag < width)[None, :]
+        logits = tl.load(cells, mask=inside & (col >= low) & (col < high), other=float("-inf"))
+        mass = tl.exp2(logits - lse[:, None]) / (1.0 - dropout)
+        mass += tl.where((lag == 0)[None, :], left_mass[:, None], 0.0)
+        mass += tl.where((lag == width - 1)[None, :], right_mass[:, None], 0.0)
+        tl.store(cells, mass, mask=inside)
+        table = tl.load(
+            table_ptr + lag[:, None] * D_V + d_v[None, :],
+            mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
+            other=0.0,
+        )
+        out = tl.dot(mass, table, out, input_precision=PRECISION)
+    return out
 
 
 @triton.jit
@@ -229,8 +271,8 @@ def forward_kernel(
     q_segment_ptr,
     k_segment_ptr,
     seed_ptr,
-    near_ptr,
-    ends_ptr,
+    table_ptr,
+    mass_ptr,
     rest_ptr,
     far_left_ptr,
     far_left_lse_ptr,
@@ -255,6 +297,7 @@ def forward_kernel(
     stride_keys_b,
     stride_qs_b,
     stride_ks_b,
+    stride_table_h,
     n_heads,
     groups,
     n_q,
@@ -317,8 +360,10 @@ def forward_kernel(
         near_reach = reach
         if EXTENT:
             near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+    if TAILS:
+        tails_ptr += b * stride_tail_b + h * stride_tail_h
     left, left_slope, right, right_slope = load_tails(
-        tails_ptr + b * stride_tail_b + h * stride_tail_h,
+        tails_ptr,
         rows,
         rows < n_q,
         stride_tail_kind,
@@ -338,7 +383,7 @@ def forward_kernel(
         seed = tl.load(seed_ptr) + bh
     if VALUES:
         near_reach = tl.maximum(near_reach, value_reach)
-        near_ptr += (bh * n_q + first_row) * (2 * value_reach + 1)
+        mass_ptr += (bh * n_q + first_row) * (2 * value_reach + 1)
     if FAR:
         near_reach = tl.maximum(near_reach, far_start - 1)
     first = block * BLOCK_M + q_start
@@ -403,7 +448,7 @@ def forward_kernel(
                 keys_ptr,
                 q_segment,
                 k_segment_ptr,
-                near_ptr,
+                mass_ptr,
                 seed,
                 rows,
                 r,
@@ -440,15 +485,32 @@ def forward_kernel(
                 SEGMENTS,
                 EVEN_N,
                 DROPOUT,
-                1
-                if REGION == 1 and BAND
-                else STAGES,  # staged look-ups would fill the shared memory
+                STAGES,
                 PRECISION,
             )
     safe = tl.where(total == 0.0, 1.0, total)
     out = acc / safe[:, None]
     # In base 2; +inf for a row that saw nothing, so that exp2(logit - lse) is 0 in backward.
     lse = tl.where(total == 0.0, float("inf"), top + tl.log2(safe))
+    if VALUES:
+        out = _with_table(
+            out,
+            mass_ptr,
+            table_ptr + h * stride_table_h,
+            lse,
+            left_mass / safe,
+            right_mass / safe,
+            r,
+            rows < n_q,
+            first,
+            low,
+            tl.minimum(high, n_k),
+            value_reach,
+            dropout,
+            D_V,
+            BLOCK_DV,
+            PRECISION,
+        )
     place = bh * n_q + row
     tl.store(lse_ptr + place, lse, mask=rows < n_q)
     there = (rows < n_q)[:, None] & (d_v < D_V)[None, :]
@@ -458,6 +520,3 @@ def forward_kernel(
     if REST:  # what rounding took: backward's delta needs it where gradients of a bias are summed
         rest = out - short.to(tl.float32)
         tl.store(rest_ptr + cells, rest.to(rest_ptr.dtype.element_ty), mask=there)
-    if VALUES:
-        tl.store(ends_ptr + place * 2, left_mass / safe, mask=rows < n_q)
-        tl.store(ends_ptr + place * 2 + 1, right_mass / safe, mask=rows < n_q)

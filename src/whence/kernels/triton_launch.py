@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from whence.kernels.launcher import launch
@@ -11,6 +10,9 @@ from whence.kernels.triton_backward import key_kernel, query_kernel
 from whence.kernels.triton_band import band_kernel, collect_kernel
 from whence.kernels.triton_edges import MARGIN, shared, with_edges
 from whence.kernels.triton_forward import forward_kernel
+
+
+BUSY = 4096  # programs that sum a shared band's gradient: enough to fill a GPU
 
 
 class Tiles(NamedTuple):
@@ -58,8 +60,8 @@ class Far(NamedTuple):
     """
 
     start: int
-    left: Tensor
-    left_lse: Tensor
+    left: Tensor | None  # None too where only the gradients are wanted
+    left_lse: Tensor | None
     right: Tensor | None
     right_lse: Tensor | None
 
@@ -79,34 +81,33 @@ def forward(
     numbers: Numbers,
     tiles: Tiles,
     far: Far | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """out, what rounding took, lse in base 2, near logits, the mass of both far ends, the band."""
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """out, what rounding took from it, lse in base 2, the table's masses, the band as laid out."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     band = laid_out(inputs, numbers, far)
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     tiles = _suited(tiles, by_row, near_alone=far is not None)
-    dtype = q.dtype if inputs.table is None else torch.float32  # the table's part is still to come
-    out = torch.empty(b, h, n_q, d_v, dtype=dtype, device=q.device)
+    out = torch.empty(b, h, n_q, d_v, dtype=q.dtype, device=q.device)
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
-    near, ends, rest = lse, lse, lse
-    if inputs.band is not None and q.dtype != torch.float32 and inputs.table is None:
+    mass, rest = None, None
+    if (inputs.band is not None or inputs.table is not None) and q.dtype != torch.float32:
         rest = torch.empty_like(out)
     if inputs.table is not None:
         width = inputs.table.shape[1]
-        near = torch.full((b, h, n_q, width), -torch.inf, dtype=torch.float32, device=q.device)
-        ends = torch.empty(b, h, n_q, 2, dtype=torch.float32, device=q.device)
+        mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
     launch(
         forward_kernel,
-        (triton.cdiv(n_q, tiles.rows), b * h),
+        (_ceil(n_q, tiles.rows), b * h),
         (
             *(q, k, v, out, lse),
-            *_pointers(inputs, band, q),
-            *(near, ends, rest),
-            *_far_parts(far, lse),
+            *_pointers(inputs, band),
+            *(inputs.table, mass, rest),
+            *_far_parts(far),
         ),
         (
             *_strides(q, k, v),
             *_input_strides(inputs, band),
+            0 if inputs.table is None else shared(inputs.table, 0)[0],
             *_sizes(q, k, inputs, numbers, far, band),
         ),
         **_shape(q, v),
@@ -117,14 +118,14 @@ def forward(
         BAND=inputs.band is not None,
         **_flags(inputs, numbers),
         EVEN_N=k.shape[2] % tiles.keys == 0,
-        REST=rest is not lse,
+        REST=rest is not None,
         FAR=far is not None,
-        CAUSAL=far is not None and far.right is None,
+        CAUSAL=far is not None and numbers.after == 0,
         PRECISION=_precision(q),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return out, rest, lse, near, ends, band
+    return out, rest, lse, mass, band
 
 
 class Backward(NamedTuple):
@@ -145,7 +146,6 @@ def backward(
     out: Tensor,
     rest: Tensor | None,
     lse: Tensor,
-    d_mass: Tensor | None,
     band: Tensor | None,
     inputs: Inputs,
     numbers: Numbers,
@@ -158,7 +158,7 @@ def backward(
     far: Far | None = None,
     far_gradients: FarGradients | None = None,
 ) -> Backward:
-    """Gradients of q, k, v and, if wanted, band and tails; d_mass is d_out against the table."""
+    """Gradients of q, k, v and, if wanted, band and tails."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
@@ -176,8 +176,11 @@ def backward(
     d_tails = None
     if inputs.tails is not None and tails_too:
         d_tails = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)
-    mass = lse if d_mass is None else d_mass
-    pointers = (*_pointers(inputs, band, q), mass)
+    d_mass = None
+    if inputs.table is not None:
+        width = inputs.table.shape[1]
+        d_mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
+    pointers = (*_pointers(inputs, band), d_mass)
     common = (
         *_strides(q, k, v),
         *d_out.stride()[:3],
@@ -190,29 +193,30 @@ def backward(
         "PRECISION": _precision(q),
     }
     has_band = inputs.band is not None
-    elsewhere = {"FAR": far is not None, "CAUSAL": far is not None and far.right is None}
-    from_queries, from_keys = (lse,) * 2, (lse,) * 4
+    elsewhere = {"FAR": far is not None, "CAUSAL": far is not None and numbers.after == 0}
+    from_queries: tuple[Tensor | None, ...] = (None,) * 2
+    from_keys: tuple[Tensor | None, ...] = (None,) * 4
     if far_gradients is not None:
-        left, right = far_gradients.left, far_gradients.right or far_gradients.left
+        left, right = far_gradients.left, far_gradients.right or (None,) * 3
         from_queries, from_keys = (left[0], right[0]), (*left[1:], *right[1:])
     # Queries first: their kernel leaves delta for the others.
     launch(
         query_kernel,
-        (triton.cdiv(n_q, by_rows.rows), b * h),
+        (_ceil(n_q, by_rows.rows), b * h),
         (
             *(q, k, v, d_out, lse, delta, out),
-            *(out if rest is None else rest, d_q),
-            *(lse if d_band is None else d_band, lse if d_tails is None else d_tails),
+            *(rest, d_q, d_band, d_tails),
             *from_queries,
-            *_far_parts(far, lse),
+            *_far_parts(far),
             *pointers,
+            inputs.table,
         ),
-        common,
+        (*common, 0 if inputs.table is None else shared(inputs.table, 0)[0]),
         **options,
         BAND=has_band,
         BLOCK_M=by_rows.rows,
         BLOCK_N=by_rows.keys,
-        NEAR_N=_near_step(by_rows.keys, True),
+        NEAR_N=_near_step(by_rows.keys, by_row or d_tails is not None),
         STAGES=by_rows.stages,
         EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
         ROW_BAND=row_band,
@@ -224,14 +228,14 @@ def backward(
     )
     launch(
         key_kernel,
-        (triton.cdiv(n_k, by_keys.keys), b * h_kv),
+        (_ceil(n_k, by_keys.keys), b * h_kv),
         (*(q, k, v, d_out, lse, delta, d_k, d_value), *from_keys, *pointers),
         common,
         **options,
         BAND=has_band,
         BLOCK_M=by_keys.rows,
         BLOCK_N=by_keys.keys,
-        NEAR_M=_near_step(by_keys.rows, True),
+        NEAR_M=_near_step(by_keys.rows, by_row),
         STAGES=by_keys.stages,
         **elsewhere,
         EVEN=n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0,
@@ -246,7 +250,7 @@ def backward(
 
 def _shared_band(
     tensors: tuple[Tensor, ...],
-    pointers: tuple[Tensor, ...],
+    pointers: tuple[Tensor | None, ...],
     common: tuple[int | float, ...],
     options: dict[str, Any],
     inputs: Inputs,
@@ -255,17 +259,17 @@ def _shared_band(
 ) -> Tensor:
     """The gradient of a band that all queries share, [b|1, h, 1, lag]."""
     assert inputs.band is not None
-    q, k, *_, lse, _ = tensors
+    q, k = tensors[:2]
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     batches, reach = inputs.band.shape[0], inputs.band.shape[-1] // 2
-    lowest = max((numbers.q_start - reach) // block, 1 - triton.cdiv(n_q, block))
-    highest = min((numbers.q_start + reach + block - 1) // block, triton.cdiv(n_k, block) - 1)
+    lowest = max((numbers.q_start - reach) // block, 1 - _ceil(n_q, block))
+    highest = min((numbers.q_start + reach + block - 1) // block, _ceil(n_k, block) - 1)
     diagonals = max(highest - lowest + 1, 1)
-    tiles = min(triton.cdiv(n_q, block), triton.cdiv(n_k, block)) * (b // batches)
+    tiles = min(_ceil(n_q, block), _ceil(n_k, block)) * (b // batches)
     # With an extent most diagonals are empty, but only the device knows which: few programs each
     # take every n-th of them. Then as many shares of a diagonal as keep the GPU busy.
     slots = min(diagonals, 8 if inputs.extent is not None else 64)
-    busy = 4096 // max(1, min(slots, 4) * h * batches)
+    busy = BUSY // max(1, min(slots, 4) * h * batches)
     room = 2**25 // (diagonals * batches * h * 2 * block * 4)  # of memory for the shares: 32 MB
     parts = max(1, min(tiles, busy, room, 64))
     part = torch.empty(diagonals, parts, batches, h, 2, block, dtype=torch.float32, device=q.device)
@@ -286,7 +290,7 @@ def _shared_band(
     launch(
         collect_kernel,
         (last - first + 1, batches * h),
-        (part, d_band, lse if inputs.extent is None else inputs.extent),
+        (part, d_band, inputs.extent),
         (
             *(h, n_q, n_k, numbers.q_start, reach, numbers.before, numbers.after),
             *(lowest, first, parts),
@@ -300,18 +304,22 @@ def _shared_band(
 def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
     """The table's tiles, made for plain loops, where look-ups take registers too.
 
-    By offline counts of registers and spills for sm_90: a program that walks near tiles alone takes
-    64 rows at most, and look-ups of a row's own numbers want twice the threads.
+    By counts of registers and spills for sm_90: a program that walks near tiles alone takes 64 rows
+    at most, and large tiles that look up a row's own numbers want twice the threads.
     """
     if near_alone:
-        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64), stages=1)
-    if by_row and tiles.rows * tiles.keys >= 4096:
+        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64))
+    if by_row and tiles.rows * tiles.keys > 4096:
         tiles = tiles._replace(warps=8)
     return tiles
 
 
 def _near_step(size: int, short: bool) -> int:
     return min(size, 32) if short else size
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)  # triton.cdiv costs ten times as much
 
 
 def _padded(d: int) -> int:
@@ -353,11 +361,9 @@ def _per_row(inputs: Inputs) -> bool:
     return inputs.band.shape[2] > 1 or (inputs.tails is not None and inputs.tails.shape[3] > 1)
 
 
-def _pointers(inputs: Inputs, band: Tensor | None, stand_in: Tensor) -> tuple[Tensor, ...]:
-    """band, extent, tails, keys, segments, seed; a stand-in for a missing one is never read."""
+def _pointers(inputs: Inputs, band: Tensor | None) -> tuple[Tensor | None, ...]:
     _, extent, tails, _, keys, q_segment, k_segment, seed = inputs
-    found = (band, extent, tails, keys, q_segment, k_segment, seed)
-    return tuple(stand_in if x is None else x for x in found)
+    return band, extent, tails, keys, q_segment, k_segment, seed
 
 
 def _strides(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
@@ -375,11 +381,8 @@ def _input_strides(inputs: Inputs, band: Tensor | None) -> tuple[int, ...]:
     )
 
 
-def _far_parts(far: Far | None, stand_in: Tensor) -> tuple[Tensor, ...]:
-    if far is None:
-        return (stand_in,) * 4
-    right = (stand_in, stand_in) if far.right is None else (far.right, far.right_lse)
-    return (far.left, far.left_lse, *right)  # type: ignore[return-value]
+def _far_parts(far: Far | None) -> tuple[Tensor | None, ...]:
+    return (None,) * 4 if far is None else far[1:]
 
 
 def _sizes(

@@ -54,7 +54,7 @@ def copied(
     launch(
         _rows_kernel,
         (triton.cdiv(length, 64), b * h),
-        (x, x if minus is None else minus, out),
+        (x, minus, out),
         (
             *x.stride()[:3],
             0 if minus is None or minus.shape[0] == 1 else minus.stride(0),

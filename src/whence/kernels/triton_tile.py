@@ -153,9 +153,10 @@ def load_rows(
 ):
     """Rows first + r of a matrix as a tile, zeros beyond its edges.
 
-    r is [m, 1] and d [1, d], or the other way for the transposed tile. Only `first` needs 64 bits.
+    r is [m, 1] and d [1, d], or the other way for the transposed tile. The 64 bits of every offset
+    are made anew for each tile: offsets that stay in registers push others out of them.
     """
-    place = ptr + (tl.zeros([], tl.int64) + first) * stride + (r * stride + d)
+    place = ptr + (first + r).to(tl.int64) * stride + d
     if EVEN and D == BLOCK_D:
         tile = tl.load(place)
     else:

@@ -33,6 +33,7 @@ class Floater(PositionMethod):
     paper = "Liu et al. 2020, arXiv:2003.09229"
     formula = "3 * n_layers * width + (width + 2) * hidden + (hidden + 2) * width"
     shared_by_layers = True
+    anchored = True
 
     def __init__(
         self,
@@ -172,6 +173,7 @@ class FloaterLayer(PositionMethod):
     """One layer of a Floater: a view, with no parameters and no input term of its own."""
 
     whole: Floater
+    anchored = True
 
     def __init__(self, whole: Floater, index: int) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ class Forget(PositionMethod):
     paper = "Lin et al. 2025, arXiv:2503.02130"
     formula = "n_heads * (d_model + 1)"
     causal_only = True
+    reads_key_inputs = True
 
     def __init__(self, n_heads: int, d_model: int) -> None:
         super().__init__()

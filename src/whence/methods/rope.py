@@ -117,6 +117,7 @@ class Rope(Frequencies):
             fraction,
         )
         self.scaling, self.factor, self.original_length = scaling, factor, length
+        self.anchored = self.grows = scaling == "dynamic"  # the last position sets every angle
         if attention_factor is None:
             attention_factor = 0.1 * math.log(factor) + 1.0 if scaling == "yarn" else 1.0
         self.attention_factor = attention_factor

@@ -25,6 +25,9 @@ class Sum(PositionMethod):
         self.parts = nn.ModuleList(parts)
         self.fixed_length = any(part.fixed_length for part in parts)
         self.causal_only = any(part.causal_only for part in parts)
+        self.anchored = any(part.anchored for part in parts)
+        self.grows = any(part.grows for part in parts)
+        self.reads_key_inputs = any(part.reads_key_inputs for part in parts)
 
     def _each(self) -> Iterable[PositionMethod]:
         for part in self.parts:

@@ -41,6 +41,7 @@ class Synthesizer(PositionMethod):
         " + ('factorized_dense' in kinds) * (hidden * (d_model + 1) + (hidden + 1) * (a + b)))"
         " + n_mixed"
     )
+    anchored = True
 
     def __init__(
         self,

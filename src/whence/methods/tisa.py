@@ -3,12 +3,13 @@
 import functools
 import importlib.util
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least
+from whence.checks import at_least, one_of
 from whence.lag import LagBias, Line
 from whence.method import Content, PositionMethod, longest_lag
 
@@ -18,19 +19,28 @@ class Tisa(PositionMethod):
 
     a, b, c are `amplitude`, `sharpness` and `offset`, each [n_heads, kernels]. With `reach` the
     function is zero beyond |lag| = reach by definition, so that a kernel may leave the far part to
-    plain attention. The authors' released code evaluates f at query - key - 1: `from_released`
-    converts its weights.
+    plain attention. With start="zero" all amplitudes begin at 0, so that a model to which it is
+    added gives what it gave before; "released" is the authors' way. Their code evaluates f at
+    query - key - 1: `from_released` converts its weights.
     """
 
     paper = "Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "3 * n_heads * kernels"
 
-    def __init__(self, n_heads: int, *, kernels: int = 5, reach: int | None = None) -> None:
+    def __init__(
+        self,
+        n_heads: int,
+        *,
+        kernels: int = 5,
+        reach: int | None = None,
+        start: Literal["released", "zero"] = "released",
+    ) -> None:
         super().__init__()
         at_least(1, n_heads=n_heads, kernels=kernels)
+        one_of("start", start, ("released", "zero"))
         if reach is not None:
             at_least(0, reach=reach)
-        self.n_heads, self.kernels, self.reach = n_heads, kernels, reach
+        self.n_heads, self.kernels, self.reach, self.start = n_heads, kernels, reach, start
         self.amplitude = nn.Parameter(torch.empty(n_heads, kernels))
         self.sharpness = nn.Parameter(torch.empty(n_heads, kernels))
         self.offset = nn.Parameter(torch.empty(n_heads, kernels))
@@ -38,7 +48,10 @@ class Tisa(PositionMethod):
 
     def reset_parameters(self) -> None:
         """The released initialisation: a, b ~ N(0.1, 0.01), c ~ N(0, 5), as mean and deviation."""
-        nn.init.normal_(self.amplitude, 0.1, 0.01)
+        if self.start == "zero":
+            nn.init.zeros_(self.amplitude)
+        else:
+            nn.init.normal_(self.amplitude, 0.1, 0.01)
         nn.init.normal_(self.sharpness, 0.1, 0.01)
         nn.init.normal_(self.offset, 0.0, 5.0)
 
@@ -92,7 +105,8 @@ class Tisa(PositionMethod):
         """One band for all queries, zero beyond it."""
         longest = longest_lag(q_pos, k_pos)
         reach = longest if self.reach is None else min(self.reach, longest)
-        if self.offset.is_cuda and not torch.compiler.is_compiling() and _has_triton():
+        in_float32 = self.offset.is_cuda and self.offset.dtype != torch.float64
+        if in_float32 and not torch.compiler.is_compiling() and _has_triton():
             from whence.methods.tisa_kernel import TisaCurve
 
             band, extent = TisaCurve.apply(  # type: ignore[no-untyped-call]

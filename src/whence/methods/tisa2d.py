@@ -1,10 +1,12 @@
 """TISA on an image: a learned sum of Gaussians of the lag in two dimensions."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least
+from whence.checks import at_least, one_of
 from whence.lag import DenseBias
 from whence.method import Content, PositionMethod, longest_lag
 from whence.methods.grid import grid_of, pairs_with_prefix, patch_lags
@@ -16,11 +18,13 @@ class Tisa2d(PositionMethod):
     Position p is the patch (p // width, p % width), after `prefix` tokens ([CLS] and the like),
     whose pairs get 0. Without `width` the grid is the square of max_length. The number of rows is
     free: only the width has to be that of the image. Wennberg & Henter's TISA is one-dimensional;
-    a and b start as there, the offsets at N(0, 2), because a grid is shorter than a text.
+    a and b start as there, the offsets at N(0, 2), because a grid is shorter than a text. With
+    start="zero" all amplitudes begin at 0.
     """
 
     paper = "after Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "4 * n_heads * kernels"
+    anchored = True
 
     def __init__(
         self,
@@ -30,11 +34,13 @@ class Tisa2d(PositionMethod):
         kernels: int = 5,
         width: int | None = None,
         prefix: int = 0,
+        start: Literal["released", "zero"] = "released",
     ) -> None:
         super().__init__()
         at_least(1, n_heads=n_heads, max_length=max_length, kernels=kernels)
+        one_of("start", start, ("released", "zero"))
         _, self.width = grid_of(max_length, None, width, prefix)
-        self.n_heads, self.kernels, self.prefix = n_heads, kernels, prefix
+        self.n_heads, self.kernels, self.prefix, self.start = n_heads, kernels, prefix, start
         self.amplitude = nn.Parameter(torch.empty(n_heads, kernels))
         self.sharpness = nn.Parameter(torch.empty(n_heads, kernels))
         self.offset_y = nn.Parameter(torch.empty(n_heads, kernels))
@@ -43,7 +49,10 @@ class Tisa2d(PositionMethod):
 
     def reset_parameters(self) -> None:
         """a, b ~ N(0.1, 0.01), cy, cx ~ N(0, 2), as mean and deviation."""
-        nn.init.normal_(self.amplitude, 0.1, 0.01)
+        if self.start == "zero":
+            nn.init.zeros_(self.amplitude)
+        else:
+            nn.init.normal_(self.amplitude, 0.1, 0.01)
         nn.init.normal_(self.sharpness, 0.1, 0.01)
         nn.init.normal_(self.offset_y, 0.0, 2.0)
         nn.init.normal_(self.offset_x, 0.0, 2.0)

@@ -31,6 +31,7 @@ class Tupe(PositionMethod):
         " + (2 * cls + relative * (buckets + cls)) * n_heads"
     )
     shared_by_layers = True
+    anchored = True
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.kernels import Mask, attend
-from whence.kernels.call import as_call
+from whence.kernels import Mask
+from whence.kernels.attend import execute
+from whence.kernels.call import AttentionCall, as_call
 from whence.kernels.reference import weights_of
 from whence.lag import Bias
 from whence.method import Content, PositionMethod
@@ -36,10 +37,47 @@ def positioned_attention(
     a `bias` that is no part of the method is added to the logits as well.
     The input site is not here: what a method adds to the embedding was added before q, k and v.
     """
+    call = positioned_call(
+        position,
+        q,
+        k,
+        v,
+        x_q=x_q,
+        x_k=x_k,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        scale=scale,
+        dropout=dropout,
+        k_start=k_start,
+        q_start=q_start,
+    )
+    return execute(call, backend=backend)
+
+
+def positioned_call(
+    position: PositionMethod,
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b h_kv k d"],
+    v: Float[Tensor, "b h_kv k d_v"],
+    *,
+    x_q: Float[Tensor, "b q d_model"] | None = None,
+    x_k: Float[Tensor, "b k d_model"] | None = None,
+    bias: Bias | None = None,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    k_start: int = 0,
+    q_start: int | None = None,
+) -> AttentionCall:
+    """The call that `positioned_attention` executes: all of the method's sites, no attention."""
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
     q_pos, k_pos = _positions(q, k, k_start, q_start)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
-    return attend(
+    return as_call(
         position.query_heads(q, q_pos),
         position.key_heads(k, k_pos),
         position.value_heads(v, k_pos),
@@ -51,7 +89,6 @@ def positioned_attention(
         scale=scale,
         dropout=dropout,
         q_start=q_start,
-        backend=backend,
     )
 
 

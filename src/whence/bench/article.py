@@ -10,15 +10,19 @@ itself. `whence` needs q @ A_K.T alone, (n, 2 k + 1); this is what it is measure
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding
 
 
-def lookup(n_q: int, n_k: int, left: int, right: int) -> Int[Tensor, "q k"]:
+def lookup(
+    n_q: int, n_k: int, left: int, right: int, *, device: torch.device | None = None
+) -> Int[Tensor, "q k"]:
     """The table row of every pair: clip(key - query, -left, right) + left.
 
     The queries are the last n_q of the n_k positions. For n = 10 and a clip of 3 the first row is
     3 4 5 6 6 6 6 6 6 6.
     """
-    lag = torch.arange(n_k) - torch.arange(n_k - n_q, n_k)[:, None]
+    place = torch.arange(n_k, device=device)
+    lag = place - place[n_k - n_q :, None]
     return lag.clamp(-left, right) + left
 
 
@@ -49,10 +53,11 @@ def article_attention(
     clipped to [-left, right]. Dropout falls on alpha, before both terms of the values.
     """
     n_q, n_k = q.shape[2], k.shape[2]
-    row = lookup(n_q, n_k, left, right).to(q.device)
+    row = lookup(n_q, n_k, left, right, device=q.device)
+    # F.embedding and not table[row]: the backward of an index adds n^2 vectors one after another.
     logits = q @ k.transpose(-1, -2)
     if key_table is not None:
-        logits = logits + by_position(q, key_table[row].transpose(-1, -2))
+        logits = logits + by_position(q, embedding(row, key_table).transpose(-1, -2))
     logits = logits * q.shape[-1] ** -0.5
     if causal:
         later = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).triu(n_k - n_q + 1)
@@ -60,5 +65,5 @@ def article_attention(
     weights = torch.dropout(torch.softmax(logits, dim=-1), dropout, train=dropout > 0)
     out = weights @ v
     if value_table is not None:
-        out = out + by_position(weights, value_table[row])
+        out = out + by_position(weights, embedding(row, value_table))
     return out

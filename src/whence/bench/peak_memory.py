@@ -1,4 +1,4 @@
-"""The peak memory of one step in a process of its own.
+"""The peak memory of one step: on a GPU by its allocator, on a CPU in a process of its own.
 
 Not `ru_maxrss`: it starts at the resident size of the process that did the fork, and cannot be set
 back after imports. Linux keeps a high-water mark that can be (VmHWM, through clear_refs).
@@ -8,14 +8,17 @@ earlier, freed block left in the heap hides nothing, and what counts is what is 
 
 import ctypes
 import gc
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from contenders import Setting, Step
+from whence.bench.point import Point
 
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -34,17 +37,32 @@ def resident(field: str = "VmRSS") -> int:
     raise ValueError(f"/proc/self/status has no {field}; memory can be measured on Linux alone.")
 
 
-def peak_here(setting: Setting, group: str, contender: str, n: int) -> int:
-    """Bytes that a step takes at its peak beyond its inputs, measured in this very process."""
-    torch.set_num_threads(setting.threads)
-    Step(setting, group, TINY).run(contender)
-    step = Step(setting, group, n)
+def peak_here(step: Callable[[], object]) -> int:
+    """Bytes that a step takes at its peak beyond what stands ready, measured in this process."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
-    step.run(contender)
+    step()
     return resident("VmHWM") - before
+
+
+def peak_on_gpu(step: Callable[[], object]) -> int:
+    """The same on the GPU, where the allocator counts; a first run brings what stays for good."""
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def peak_of(point: Point, threads: int) -> int | None:
+    """Of a point on the CPU, in a fresh process; None where the system killed it."""
+    return peak_in_fresh_process(
+        ["-m", "whence.bench.fresh_process", json.dumps({"threads": threads, **asdict(point)})]
+    )
 
 
 def peak_in_fresh_process(command: list[str]) -> int | None:
@@ -65,3 +83,9 @@ def available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise ValueError("/proc/meminfo has no MemAvailable; memory can be measured on Linux alone.")
+
+
+def available_on_gpu() -> int:
+    """Bytes that the GPU can still give, those that the allocator keeps for reuse included."""
+    free: int = torch.cuda.mem_get_info()[0]
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -1,0 +1,39 @@
+"""Add TISA to BERT and fine-tune both with Trainer.
+
+python examples/bert_tisa_trainer.py                               a tiny BERT, made-up data
+python examples/bert_tisa_trainer.py bert-base-uncased train.tsv   your model, SST-2's format
+"""
+
+import csv
+import sys
+
+import torch
+import transformers as hf
+
+import whence.hf
+
+
+def made(n: int) -> list[dict[str, list[int] | int]]:
+    """Does token 2 come before token 3? Nobody can tell without positions."""
+    rows = [(torch.randperm(14) + 2).tolist() for _ in range(n)]
+    return [{"input_ids": row, "labels": int(row.index(2) < row.index(3))} for row in rows]
+
+
+hf.set_seed(0)
+if len(sys.argv) == 3:
+    name, path = sys.argv[1:]
+    tokenizer, rate = hf.AutoTokenizer.from_pretrained(name), 2e-5
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    data = [tokenizer(r["sentence"], truncation=True) | {"labels": int(r["label"])} for r in rows]
+    model = hf.AutoModelForSequenceClassification.from_pretrained(name)
+else:
+    tokenizer, rate, data = None, 1e-3, made(2048)
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=16, **size))
+
+print(whence.hf.attach(model, "tisa:kernels=5", keep_positions=False))  # in place of the table
+options = hf.TrainingArguments("out", num_train_epochs=2, learning_rate=rate, report_to="none")
+trainer = hf.Trainer(model, options, train_dataset=data, processing_class=tokenizer)
+print(f"mean loss {trainer.train().training_loss:.3f}")
+trainer.save_model("out/bert-tisa")  # AutoModel loads it again, after `import whence`

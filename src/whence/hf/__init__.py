@@ -1,0 +1,41 @@
+"""Positional methods on pretrained models of `transformers`: attach, undo, save and load."""
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whence.hf.attaching import Attached, attach, attached
+    from whence.hf.imports import rope_from, t5_from, tisa_from_released
+    from whence.hf.loading import from_pretrained
+
+# Looked up when asked for: transformers' Auto classes import a part of this package while
+# transformers itself is still being imported.
+_WHERE = {
+    "Attached": "whence.hf.attaching",
+    "attach": "whence.hf.attaching",
+    "attached": "whence.hf.attaching",
+    "from_pretrained": "whence.hf.loading",
+    "rope_from": "whence.hf.imports",
+    "t5_from": "whence.hf.imports",
+    "tisa_from_released": "whence.hf.imports",
+}
+
+__all__ = [
+    "Attached",
+    "attach",
+    "attached",
+    "from_pretrained",
+    "rope_from",
+    "t5_from",
+    "tisa_from_released",
+]
+
+if importlib.util.find_spec("transformers") is None:
+    raise ImportError("whence.hf needs transformers. Install it with: pip install 'whence[hf]'")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,0 +1,259 @@
+"""`attach`: any positional method added to a pretrained model, on that instance alone."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from whence.checks import at_least, one_of, require
+from whence.hf import attention, mpnet
+from whence.hf.building import cast_like, completed, positions_for
+from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnConfig, OwnForward
+from whence.hf.classes import FORMAT
+from whence.hf.families import Family, family_of
+from whence.hf.positions import Positions
+from whence.hf.sites import Site, counted
+from whence.hf.table import add_input_term, drop
+from whence.kernels.attend import BACKENDS
+from whence.method import PositionMethod
+
+HANDLE = "_whence"  # the attribute of a base model that holds its Attached
+
+
+class Attached:
+    """A method on a model: what `attach` returns, and `attached(model)` finds again.
+
+    `methods` has an entry a layer, None where one was left out; `whole` is what they share, or the
+    first of them.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, positions: Positions, options: dict[str, Any]
+    ) -> None:
+        self.model, self.options = model, options
+        self.methods, self.whole = positions.layers, positions.whole
+        self.changes: list[Change] = []
+
+    @property
+    def position(self) -> str | None:
+        """The text of the method, as in the config; None for one that was given as an object."""
+        position = self.options["position"]
+        assert position is None or isinstance(position, str)
+        return position
+
+    def n_parameters(self) -> int:
+        """The parameters that the method brought, all layers together."""
+        named = _positions(self.model).named_parameters()
+        return sum(p.numel() for name, p in named if name != TABLE)
+
+    def undo(self) -> None:
+        """Take the method off: the model is what it was, its weights those it has now."""
+        _refuse_running(self.model, "undo")
+        base = self.model.base_model
+        require(
+            getattr(base, HANDLE, None) is self,
+            "this method is no longer on the model: it was taken off before.",
+        )
+        self._take_off()
+
+    def _take_off(self) -> None:
+        base = self.model.base_model
+        while self.changes:
+            self.changes.pop().undo()
+        del base.whence
+        delattr(base, HANDLE)
+
+    def __repr__(self) -> str:
+        used = [i for i, method in enumerate(self.methods) if method is not None]
+        name = self.position or type(self.whole).__name__
+        layers = "all" if len(used) == len(self.methods) else str(used)
+        kept = "kept" if self.options["keep_positions"] else "left out"
+        return (
+            f"{name} on {type(self.model).__name__}: layers {layers} of {len(self.methods)}, "
+            f"{self.n_parameters():,} parameters, its own position embeddings {kept}, "
+            f"backend {self.options['backend']!r}"
+        )
+
+
+def attach(
+    model: nn.Module,
+    position: str | PositionMethod,
+    *,
+    keep_positions: bool = True,
+    share: bool = False,
+    layers: Sequence[int] | None = None,
+    train: str = "all",
+    backend: str = "original",
+) -> Attached:
+    """Add a positional method to the attention of a pretrained model; `undo()` takes it off.
+
+    position        a text such as "tisa:kernels=5" or "tisa+rope", or a method, which all layers
+                    then share and no checkpoint can name
+    keep_positions  True is the slides' form (a): q, k and v see the model's own position embeddings
+                    as before. False is form (b): they are left out, and input may be longer
+    share           one set of parameters for all layers, not one a layer; what a method always
+                    shares (T5's table) is shared in any case
+    layers          which layers, counted from 0; all unless given
+    train           "all" leaves what is trained as it is, "position" freezes everything else
+    backend         "original": the attention function that the model had, with the position in its
+                    mask, so that a method of no effect changes no bit; n x n memory. Or one of
+                    `whence.attend`: "auto", "fused", "sdpa", "flex", "reference"
+
+        >>> handle = attach(model, "tisa:kernels=5")  # doctest: +SKIP
+        >>> handle.undo()  # doctest: +SKIP
+    """
+    whole = _checked(model)
+    family, base = family_of(str(whole.config.model_type)), whole.base_model
+    one_of("train", train, ("all", "position"))
+    one_of("backend", backend, ("original", "auto", *BACKENDS))
+    chosen = _layers(layers, family.n_layers(base))
+    text = completed(position, base) if isinstance(position, str) else None
+    positions = positions_for(family, base, text or position, share=share, layers=chosen)
+    options = {
+        "format": FORMAT,
+        "position": text,
+        "keep_positions": keep_positions,
+        "share": share,
+        "layers": None if layers is None else chosen,
+        "backend": backend,
+    }
+    implementation = _implementation(family, base, backend)
+    cast_like(positions, _references(family, base))
+    handle = Attached(whole, positions, options)
+    base.add_module("whence", positions)
+    setattr(base, HANDLE, handle)
+    try:
+        handle.changes.append(OwnConfig(whole, options))
+        if implementation is not None:
+            attention.register()
+            whole.set_attn_implementation(implementation)
+        if not keep_positions:
+            handle.changes += drop(family, base)
+        handle.changes += add_input_term(family, base, positions.whole)
+        handle.changes += _at_attentions(family, base, positions, backend)
+        if train == "position":
+            own = set(map(id, positions.parameters()))
+            rest = (p for p in whole.parameters() if id(p) not in own and p.requires_grad)
+            handle.changes += [Frozen(p) for p in rest]
+    except BaseException:
+        handle._take_off()
+        raise
+    return handle
+
+
+def attached(model: PreTrainedModel) -> Attached | None:
+    """The handle of the method that is on this model, or None."""
+    handle = getattr(model.base_model, HANDLE, None)
+    assert handle is None or isinstance(handle, Attached)
+    return handle
+
+
+def _checked(model: nn.Module) -> PreTrainedModel:
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"attach needs a model of transformers, got {type(model).__name__}. Attach before "
+            "compiling or wrapping it (torch.compile, DDP, FSDP, PEFT)."
+        )
+    require(
+        getattr(model.base_model, HANDLE, None) is None,
+        "this model has a method attached already. Take it off with undo(), or attach both at once "
+        "as a sum: 'tisa+rope'.",
+    )
+    require(
+        not getattr(model, "is_quantized", False) and not getattr(model, "hf_quantizer", None),
+        "this model is quantized, and a method trains beside weights that cannot be trained. Load "
+        "it without quantization_config.",
+    )
+    _refuse_running(model, "attach")
+    return model
+
+
+def _refuse_running(model: nn.Module, what: str) -> None:
+    """A model in use: one of its modules is on the call stack of a thread."""
+    modules = set(map(id, model.modules()))
+    for frame in sys._current_frames().values():
+        walk: Any = frame
+        while walk is not None:
+            if walk.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
+                inside = id(walk.f_locals.get("self")) in modules
+                require(
+                    not inside,
+                    f"this model is in the middle of a forward pass: {what} before or after it, "
+                    "not from a hook or another thread.",
+                )
+            walk = walk.f_back
+
+
+def _layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
+    if layers is None:
+        return list(range(n_layers))
+    chosen = list(layers)
+    for index in chosen:
+        at_least(0, layer=index)
+        require(
+            index < n_layers,
+            f"this model has layers 0..{n_layers - 1}, got layer {index}.",
+        )
+    require(
+        len(set(chosen)) == len(chosen) > 0,
+        f"layers must name at least one layer, and each once, got {chosen}.",
+    )
+    return sorted(chosen)
+
+
+def _implementation(family: Family, base: nn.Module, backend: str) -> str | None:
+    """The name under which transformers finds our attention function, None where it asks none."""
+    if family.own_forward:
+        return None
+    config: Any = base.config
+    before = str(config._attn_implementation)
+    known = ("sdpa", "eager")
+    require(
+        before in (*known, *attention.NAMES.values()),
+        f"attach works beside the attention implementations sdpa and eager, this model has "
+        f"{before!r}. Load it with attn_implementation='sdpa'; backend='auto' then takes the "
+        "fastest of whence's own.",
+    )
+    require(
+        before != "eager" or not getattr(config, "reorder_and_upcast_attn", False),
+        "reorder_and_upcast_attn has an attention of its own, which no method can enter. Load the "
+        "model with attn_implementation='sdpa'.",
+    )
+    return attention.NAMES[before if backend == "original" else "attend"]
+
+
+def _references(family: Family, base: nn.Module) -> list[nn.Module]:
+    """The attention of every layer, one that is shared as often as it is used."""
+    modules = family.attentions(base)
+    return modules if family.repeats is None else modules[:1] * family.n_layers(base)
+
+
+def _at_attentions(
+    family: Family, base: nn.Module, positions: Positions, backend: str
+) -> list[Change]:
+    changes: list[Change] = []
+    shared = family.repeats is not None
+    if family.repeats is not None:
+        stack = base.get_submodule(family.repeats)
+        changes.append(Hooked(stack.register_forward_pre_hook(counted, with_kwargs=True)))
+    for index, module in enumerate(family.attentions(base)):
+        methods = positions.layers if shared else positions.layers[index : index + 1]
+        site = Site(
+            methods,
+            module,
+            backend=backend,
+            shared=shared,
+            by_interface=not family.own_forward,
+        )
+        changes.append(Hooked(module.register_forward_pre_hook(site, with_kwargs=True)))
+        if family.own_forward:
+            changes.append(OwnForward(module, mpnet.forward))
+    return changes
+
+
+def _positions(model: PreTrainedModel) -> Positions:
+    positions = model.base_model.whence
+    assert isinstance(positions, Positions)
+    return positions

@@ -1,0 +1,82 @@
+"""Load a model with its method, and say clearly where a checkpoint lacks a part of it."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, PreTrainedModel
+
+from whence.checks import require
+from whence.hf.attaching import attached
+from whence.hf.building import positions_for
+from whence.hf.changes import SetAside
+from whence.hf.classes import model_class, read_options
+from whence.hf.families import family_of
+
+HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+
+
+def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -> PreTrainedModel:
+    """A model saved with a method attached, in the class that it was saved in.
+
+    `cls` is another class of its family (BertForSequenceClassification), or an Auto class. The
+    options are those of transformers' own from_pretrained, which is what loads it.
+
+        >>> model = from_pretrained("my-bert-with-tisa")  # doctest: +SKIP
+        >>> attached(model).undo()  # doctest: +SKIP
+    """
+    hub = {key: options[key] for key in HUB if key in options}
+    config: Any = AutoConfig.from_pretrained(path, **hub)
+    require(
+        str(config.model_type).startswith("whence-"),
+        f"{path} was saved without a method ({config.model_type}). Load it with transformers' "
+        "AutoModel and call whence.hf.attach.",
+    )
+    read_options(config.whence)
+    if cls is None:
+        names: list[str] = list(config.architectures or [])
+        require(
+            len(names) == 1 and hasattr(transformers, names[0]),
+            f"the config in {path} does not say which class of transformers the model is "
+            f"(architectures = {names}). Name it: from_pretrained(path, AutoModel).",
+        )
+        cls = getattr(transformers, names[0])
+    assert cls is not None
+    loader: Any = cls
+    if isinstance(cls, type) and issubclass(cls, PreTrainedModel):
+        loader = model_class(cls, config.model_type.removeprefix("whence-"))
+    model = loader.from_pretrained(path, **options)
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def checked(model: PreTrainedModel, info: dict[str, Any]) -> None:
+    """Refuse a model whose method has weights that were not in the checkpoint.
+
+    What a method computes when it is built is in no checkpoint, and transformers leaves it unset,
+    as it does zeros in place of a table: both are written anew.
+    """
+    handle = attached(model)
+    assert handle is not None
+    base = model.base_model
+    prefix = "whence." if base is model else f"{model.base_model_prefix}.whence."
+    missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix))
+    wrong = sorted(key for key, *_ in info["mismatched_keys"] if key.startswith(prefix))
+    require(
+        not missing and not wrong,
+        f"the checkpoint lacks weights of the method {handle.position!r} that its config names: "
+        f"{', '.join(missing + wrong)}. Save it again with the method attached, or attach the "
+        "method to a model loaded without it.",
+    )
+    fresh = positions_for(
+        family_of(model.config.model_type),
+        base,
+        str(handle.position),
+        share=handle.options["share"],
+        layers=[i for i, method in enumerate(handle.methods) if method is not None],
+    )
+    for name, buffer in fresh.named_buffers():
+        base.whence.get_buffer(name).copy_(buffer)
+    for change in handle.changes:
+        if isinstance(change, SetAside):
+            change.zeros().zero_()

@@ -1,0 +1,100 @@
+"""A model's own position embeddings: left out at run time and put back; and the input term."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.hf.changes import Change, Frozen, Hooked, OwnForward, SetAside
+from whence.hf.families import Family
+from whence.method import PositionMethod
+
+
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of the arguments of a module's forward, in order."""
+    return tuple(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def nothing(table: nn.Embedding, *args: Any, **kwargs: Any) -> Tensor:
+    """The forward of a table that is left out: zeros that fit any length."""
+    return table.weight.new_zeros(1, 1, table.weight.shape[1])
+
+
+class FirstPosition:
+    """Forward pre-hook of an embedding: position_ids of 0, as many as there are tokens.
+
+    BERT and its kin look up token types by position_ids, from a buffer as long as their table.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names  # of the arguments that come by place
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments by name, and position_ids."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        ids = given.get("input_ids")
+        tokens: Tensor = given["inputs_embeds"] if ids is None else ids
+        given["position_ids"] = tokens.new_zeros(1, tokens.shape[1], dtype=torch.long)
+        return (), given
+
+
+def drop(family: Family, base: nn.Module) -> list[Change]:
+    """Leave out all of a model's own positions.
+
+    The weights stay in the model, untrained, so that `undo` and checkpoints have them.
+    """
+    changes: list[Change] = []
+    for name in (family.table, *family.other):
+        parent, _, last = name.rpartition(".")
+        owner = base.get_submodule(parent)
+        table: Any = getattr(owner, last)
+        if isinstance(table, nn.Embedding):
+            weight: Any = table.weight
+            changes += [OwnForward(table, nothing), Frozen(weight)]
+        else:
+            changes.append(SetAside(base, owner, last))
+    if family.embeddings is not None:
+        embeddings = base.get_submodule(family.embeddings)
+        hook = FirstPosition(argument_names(embeddings))
+        changes.append(Hooked(embeddings.register_forward_pre_hook(hook, with_kwargs=True)))
+    return changes
+
+
+class Bottom:
+    """Hook of the module where a pass begins: adds the input term, and lets the method begin."""
+
+    def __init__(self, whole: PositionMethod, *, by_ids: bool) -> None:
+        self.whole, self.by_ids = whole, by_ids
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Forward pre-hook: to the input."""
+        x, *rest = args
+        return (self._added(x, torch.arange(x.shape[1], device=x.device)), *rest)
+
+    def after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+    ) -> Tensor:
+        """Forward hook: to the output. A table (GPT-2, OPT) was given the positions, in order."""
+        if not self.by_ids:
+            return self._added(out, torch.arange(out.shape[1], device=out.device))
+        ids = kwargs["position_ids"] if "position_ids" in kwargs else args[0]
+        return self._added(out, ids.clamp(min=0))  # OPT gives -1 to padding
+
+    def _added(self, x: Tensor, pos: Tensor) -> Tensor:
+        self.whole.begin(pos.shape[-1])
+        term = self.whole.input_term(pos)
+        return x if term is None else x + term.to(x.dtype)
+
+
+def add_input_term(family: Family, base: nn.Module, whole: PositionMethod) -> list[Change]:
+    """Have a pass begin with the method's input term, where the family adds its own table."""
+    if "input" not in whole.sites():
+        return []
+    module, side = family.bottom_of(base)
+    bottom = Bottom(whole, by_ids=family.causal)
+    if side == "input":
+        return [Hooked(module.register_forward_pre_hook(bottom.before))]
+    return [Hooked(module.register_forward_hook(bottom.after, with_kwargs=True))]

@@ -1,0 +1,233 @@
+"""What the options and weights of four families of `transformers` are called in a native model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from whence.checks import require, unknown
+
+Weights = Iterator[tuple[str, Tensor]]
+STACK = "stack"
+
+
+def pair(ours: str, theirs: str, state: dict[str, Tensor]) -> Weights:
+    """Weight and bias, as far as they are there."""
+    for name in ("weight", "bias"):
+        if f"{theirs}.{name}" in state:
+            yield f"{ours}.{name}", state[f"{theirs}.{name}"]
+
+
+def llama_options(config: Any) -> dict[str, Any]:
+    """LLaMA: the defaults of a native model, with RoPE."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "position": rope_spec(config.rope_parameters, config.max_position_embeddings),
+        "causal": True,
+        "norm_eps": config.rms_norm_eps,
+        "hidden_act": config.hidden_act,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "attention_dropout": config.attention_dropout,
+    }
+
+
+def rope_spec(parameters: dict[str, Any], max_length: int) -> str:
+    """The text of the method with the library's `rope_parameters`."""
+    kind = parameters.get("rope_type", "default")
+    names = {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_length",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "high_freq_factor": "beta_fast",
+        "low_freq_factor": "beta_slow",
+        "attention_factor": "attention_factor",
+    }
+    text = f"rope:base={parameters['rope_theta']}"
+    if kind == "default":
+        return text
+    known = {"linear", "dynamic", "yarn", "llama3"}
+    require(kind in known, unknown("rope_type", kind, known))
+    text += f",scaling={kind}"
+    for theirs, ours in names.items():
+        if parameters.get(theirs) is not None and not (
+            kind == "linear" and ours == "original_length"
+        ):
+            text += f",{ours}={parameters[theirs]}"
+    if kind != "linear" and "original_length=" not in text:
+        text += f",original_length={max_length}"
+    return text
+
+
+def llama_base(config: Any, state: dict[str, Tensor]) -> Weights:
+    """LLaMA's names."""
+    yield "embed_tokens.weight", state["embed_tokens.weight"]
+    yield from pair(f"{STACK}.norm", "norm", state)
+    parts = {f"self_attn.{x}_proj": f"self_attn.{x}_proj" for x in "qkvo"}
+    parts |= {f"mlp.{x}_proj": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    parts |= {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    for i in range(config.num_hidden_layers):
+        for ours, theirs in parts.items():
+            yield from pair(f"{STACK}.layers.{i}.{ours}", f"layers.{i}.{theirs}", state)
+
+
+def gpt2_options(config: Any) -> dict[str, Any]:
+    """GPT-2: LayerNorm, biases, learned positions."""
+    require(
+        not config.scale_attn_by_inverse_layer_idx and not config.add_cross_attention,
+        "GPT-2 with scale_attn_by_inverse_layer_idx or add_cross_attention has no native form.",
+    )
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.n_embd,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "intermediate_size": config.n_inner or 4 * config.n_embd,
+        "max_position_embeddings": config.n_positions,
+        "position": "learned",
+        "causal": True,
+        "scale_attention": config.scale_attn_weights,
+        "norm": "layernorm",
+        "norm_eps": config.layer_norm_epsilon,
+        "hidden_act": config.activation_function,
+        "gated_mlp": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_dropout": config.embd_pdrop,
+        "hidden_dropout": config.resid_pdrop,
+        "attention_dropout": config.attn_pdrop,
+    }
+
+
+def gpt2_base(config: Any, state: dict[str, Tensor]) -> Weights:
+    """Its Conv1D holds a matrix the other way round, and q, k and v in one."""
+    yield "embed_tokens.weight", state["wte.weight"]
+    yield f"{STACK}.position.shared.learned.table", state["wpe.weight"]
+    yield from pair(f"{STACK}.norm", "ln_f", state)
+    for i in range(config.n_layer):
+        ours, theirs = f"{STACK}.layers.{i}", f"h.{i}"
+        yield from pair(f"{ours}.attention_norm", f"{theirs}.ln_1", state)
+        yield from pair(f"{ours}.mlp_norm", f"{theirs}.ln_2", state)
+        weights = state[f"{theirs}.attn.c_attn.weight"].T.chunk(3)
+        biases = state[f"{theirs}.attn.c_attn.bias"].chunk(3)
+        for x, weight, bias in zip("qkv", weights, biases, strict=True):
+            yield f"{ours}.self_attn.{x}_proj.weight", weight
+            yield f"{ours}.self_attn.{x}_proj.bias", bias
+        for name, conv in (
+            ("self_attn.o_proj", "attn.c_proj"),
+            ("mlp.up_proj", "mlp.c_fc"),
+            ("mlp.down_proj", "mlp.c_proj"),
+        ):
+            yield f"{ours}.{name}.weight", state[f"{theirs}.{conv}.weight"].T
+            yield f"{ours}.{name}.bias", state[f"{theirs}.{conv}.bias"]
+
+
+def bert_options(config: Any) -> dict[str, Any]:
+    """BERT: post-norm, token types, learned positions."""
+    require(
+        not config.is_decoder,
+        "BERT as a decoder (is_decoder=True) has no native form here: take an encoder.",
+    )
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "position": "learned",
+        "causal": False,
+        "norm": "layernorm",
+        "norm_eps": config.layer_norm_eps,
+        "norm_first": False,
+        "embedding_norm": True,
+        "hidden_act": config.hidden_act,
+        "gated_mlp": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "type_vocab_size": config.type_vocab_size,
+        "head_transform": True,
+        "head_bias": True,
+        "embedding_dropout": config.hidden_dropout_prob,
+        "hidden_dropout": config.hidden_dropout_prob,
+        "attention_dropout": config.attention_probs_dropout_prob,
+        "classifier_dropout": (
+            config.hidden_dropout_prob
+            if config.classifier_dropout is None
+            else config.classifier_dropout
+        ),
+    }
+
+
+def bert_base(config: Any, state: dict[str, Tensor]) -> Weights:
+    """BERT's names."""
+    yield "embed_tokens.weight", state["embeddings.word_embeddings.weight"]
+    yield "embed_types.weight", state["embeddings.token_type_embeddings.weight"]
+    yield f"{STACK}.position.shared.learned.table", state["embeddings.position_embeddings.weight"]
+    yield from pair(f"{STACK}.embed_norm", "embeddings.LayerNorm", state)
+    yield from pair("pooler", "pooler.dense", state)
+    parts = {
+        "self_attn.q_proj": "attention.self.query",
+        "self_attn.k_proj": "attention.self.key",
+        "self_attn.v_proj": "attention.self.value",
+        "self_attn.o_proj": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm",
+        "mlp.up_proj": "intermediate.dense",
+        "mlp.down_proj": "output.dense",
+        "mlp_norm": "output.LayerNorm",
+    }
+    for i in range(config.num_hidden_layers):
+        for ours, theirs in parts.items():
+            yield from pair(f"{STACK}.layers.{i}.{ours}", f"encoder.layer.{i}.{theirs}", state)
+
+
+def t5_options(config: Any) -> dict[str, Any]:
+    """T5's encoder: unscaled, one table of buckets, heads of any size."""
+    rate = config.dropout_rate
+    buckets, distance = (
+        config.relative_attention_num_buckets,
+        config.relative_attention_max_distance,
+    )
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "head_dim": config.d_kv,
+        "intermediate_size": config.d_ff,
+        "position": f"t5:buckets={buckets},max_distance={distance}",
+        "causal": False,
+        "scale_attention": False,
+        "norm_eps": config.layer_norm_epsilon,
+        "hidden_act": config.dense_act_fn,
+        "gated_mlp": config.is_gated_act,
+        "embedding_dropout": rate,
+        "hidden_dropout": rate,
+        "activation_dropout": rate,
+        "attention_dropout": rate,
+    }
+
+
+def t5_base(config: Any, state: dict[str, Tensor]) -> Weights:
+    """T5's names."""
+    yield "embed_tokens.weight", state["shared.weight"]
+    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    yield f"{STACK}.position.shared.t5.table", state[table]
+    yield from pair(f"{STACK}.norm", "encoder.final_layer_norm", state)
+    mlp = "layer.1.DenseReluDense"
+    parts = {f"self_attn.{x}_proj": f"layer.0.SelfAttention.{x}" for x in "qkvo"}
+    parts |= {"attention_norm": "layer.0.layer_norm", "mlp_norm": "layer.1.layer_norm"}
+    parts |= {"mlp.down_proj": f"{mlp}.wo"}
+    gated = {"mlp.gate_proj": f"{mlp}.wi_0", "mlp.up_proj": f"{mlp}.wi_1"}
+    parts |= gated if config.is_gated_act else {"mlp.up_proj": f"{mlp}.wi"}
+    for i in range(config.num_layers):
+        for ours, theirs in parts.items():
+            yield from pair(f"{STACK}.layers.{i}.{ours}", f"encoder.block.{i}.{theirs}", state)

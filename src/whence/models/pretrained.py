@@ -1,0 +1,87 @@
+"""What all native models share with `transformers`: initial weights, and checks before decoding."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from whence.checks import require
+from whence.models.config import WhenceConfig
+from whence.models.layer import is_residual, residual_std
+from whence.models.positions import Positions
+from whence.models.stack import WhenceStack
+
+
+class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Loading, saving and initial weights; a method's own initial values are left as they are."""
+
+    config_class = WhenceConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _no_split_modules = ["WhenceLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    # Attention is `whence.attend`'s; these say that no choice of the library's is refused.
+    _supports_sdpa = True
+    _supports_flash_attn = False
+    _supports_attention_backend = False
+    # Positions are read as whole numbers, so a compiled step of decoding would not be one graph.
+    _can_compile_fullgraph = False
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if is_residual(module):
+            init.normal_(module.weight, mean=0.0, std=residual_std(self.config))
+
+    def initialize_weights(self) -> None:
+        """As the library's, then what it leaves to the methods."""
+        super().initialize_weights()
+        for module in self.modules():
+            if isinstance(module, Positions):
+                module.draw()
+
+
+class Decoding:
+    """Refuse at once, before the first token, what a method cannot decode."""
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:
+        """The padding mask as it is: the library would make one of pairs for a static cache."""
+        return attention_mask
+
+    def _validate_generated_length(
+        self, generation_config: Any, input_ids_length: int, has_default_max_length: bool
+    ) -> None:
+        super()._validate_generated_length(  # type: ignore[misc]
+            generation_config, input_ids_length, has_default_max_length
+        )
+        position = self.get_decoder_stack().position
+        longest, limit = generation_config.max_length, position.max_length()
+        text = position.arguments["spec"]
+        require(
+            limit is None or longest <= limit,
+            f"position {text!r} knows {limit} positions and cannot decode to a length of {longest} "
+            "(padding counts). Generate less, or build the model with a larger "
+            "max_position_embeddings.",
+        )
+        require(
+            not (position.whole.grows and generation_config.use_cache),
+            f"position {text!r} changes what earlier tokens get as the sequence grows, so a cache "
+            "cannot be kept. Generate with use_cache=False.",
+        )
+
+    def get_decoder_stack(self) -> WhenceStack:
+        """The stack that decodes."""
+        raise NotImplementedError
+
+
+def resolve_causal(config: WhenceConfig, wanted: bool, name: str) -> None:
+    """Fill in config.causal, or refuse one that the class cannot have."""
+    if config.causal is None:
+        config.causal = wanted
+    require(
+        config.causal == wanted,
+        f"{name} needs causal={wanted}, the config says causal={config.causal}. "
+        f"Give causal={wanted}, or None.",
+    )
