@@ -30,7 +30,7 @@ class Kept(NamedTuple):
     far_left_lse: Tensor | None
     far_right: Tensor | None
     far_right_lse: Tensor | None
-    band: Tensor | None  # as the kernels read it, where that is not as it was given
+    band: Tensor | None  # as the kernels read it
 
 
 def attended(
@@ -45,7 +45,7 @@ def attended(
     )
     # Only the gradient of a tail asks again what the far keys gave.
     parts = far[1:] if far is not None and tails_too else (None,) * 4
-    return Kept(out, lse, rest, mass, *parts, None if band is inputs.band else band)
+    return Kept(out, lse, rest, mass, *parts, band)
 
 
 def gradients(
@@ -83,7 +83,7 @@ def gradients(
             kept.out,
             kept.rest,
             kept.lse,
-            inputs.band if kept.band is None else kept.band,
+            kept.band,
             inputs,
             near,
             rows,
@@ -201,7 +201,7 @@ def _(
     ]
     parts = [x if x.numel() else _empty(None, lse) for x in parts]
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    edges = laid_out_shape(inputs, far)
+    edges = laid_out_shape(q, inputs, far)
     return [out, lse, rest, mass, *parts, lse.new_empty((0,) if edges is None else edges)]
 
 

@@ -16,8 +16,10 @@ from whence.kernels.triton_tile import (
     load_tails,
     near_bias,
     near_range,
+    skewed,
     visible,
     whole_blocks,
+    within,
 )
 
 
@@ -94,11 +96,8 @@ def weights_and_slopes(
             reach,
             edge,
             stride_band_q,
-            left,
             left_slope,
-            right,
             right_slope,
-            TAILS,
             SLOPES,
             PER_ROW,
         )
@@ -133,10 +132,9 @@ def weights_and_slopes(
     if VALUES:
         if REGION == 1:
             lag = col - (row + q_start)
-            inside = (lag >= -value_reach) & (lag <= value_reach)
-            place = r * (2 * value_reach + 1) + (lag + value_reach)
-            d_mass = tl.load(d_mass_ptr + place, mask=inside & (row < n_q), other=0.0)
-            d_weights += tl.where(inside, d_mass, tl.where(lag < 0, d_left_mass, d_right_mass))
+            place = tl.minimum(tl.maximum(lag, -value_reach), value_reach)
+            place += r * (2 * value_reach + 1) + value_reach
+            d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
         else:  # a far tile lies in an end row of the table: one number a query row
             d_mass = d_left_mass
             if REGION == 2:
@@ -211,9 +209,11 @@ def _key_range(
     SEGMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
     EVEN: tl.constexpr,
+    PREPARED: tl.constexpr,  # lse and delta hold the far side's constants
     PRECISION: tl.constexpr,
 ):
     """What rows start..stop of one query head give to one block of keys."""
+    HELD: tl.constexpr = BLOCK_D <= 64
     r = tl.arange(0, BLOCK_M)
     c = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
@@ -224,7 +224,16 @@ def _key_range(
         on_row = rows < n_q
         q = load_rows(q_ptr, row_block, r[:, None], d[None, :], stride_q_n, n_q, D, BLOCK_D, EVEN)
         d_out = load_rows(
-            d_out_ptr, row_block, r[:, None], d_v[None, :], stride_o_n, n_q, D_V, BLOCK_DV, EVEN
+            d_out_ptr,
+            row_block,
+            r[:, None],
+            d_v[None, :],
+            stride_o_n,
+            n_q,
+            D_V,
+            BLOCK_DV,
+            EVEN,
+            HELD,
         )
         lse = tl.load(lse_ptr + first_row + r, mask=on_row, other=0.0)
         delta = tl.load(delta_ptr + first_row + r, mask=on_row, other=0.0)
@@ -232,7 +241,7 @@ def _key_range(
         if SEGMENTS:
             q_segment = tl.load(q_segment_ptr + rows, mask=on_row, other=-2)
         line = left, left_slope, right, right_slope
-        if PER_ROW:
+        if PER_ROW and not PREPARED:
             line = load_tails(
                 tails_ptr,
                 rows[None, :],
@@ -246,7 +255,7 @@ def _key_range(
         d_left_mass = 0.0
         d_right_mass = 0.0
         d_mass = d_mass_ptr
-        if VALUES:
+        if VALUES and not PREPARED:
             d_mass = d_mass_ptr + first_row * (2 * value_reach + 1)
             end = d_mass + (r * (2 * value_reach + 1))[None, :]
             if REGION != 2:
@@ -294,10 +303,10 @@ def _key_range(
             True,
             EVEN,
             BAND,
-            TAILS,
+            TAILS and not PREPARED,
             SLOPES,
             PER_ROW,
-            VALUES,
+            VALUES and not PREPARED,
             BEFORE,
             AFTER,
             KEYS,
@@ -320,6 +329,7 @@ def key_kernel(
     d_out_ptr,
     lse_ptr,
     delta_ptr,
+    sides_ptr,
     d_k_ptr,
     d_v_ptr,
     far_left_k_ptr,
@@ -357,7 +367,6 @@ def key_kernel(
     stride_qs_b,
     stride_ks_b,
     n_heads,
-    groups,
     n_q,
     n_k,
     q_start,
@@ -373,6 +382,7 @@ def key_kernel(
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    GROUPS: tl.constexpr,  # query heads of a key head
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     NEAR_M: tl.constexpr,  # rows a step near the diagonal: divides BLOCK_M
@@ -391,12 +401,13 @@ def key_kernel(
     EVEN: tl.constexpr,
     FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
     CAUSAL: tl.constexpr,
+    SIDES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dK and dV of one block of keys of one key head: all query heads of its group in turn."""
     block = tl.program_id(0)
     bkv = tl.program_id(1).to(tl.int64)
-    n_kv = n_heads // groups
+    n_kv = n_heads // GROUPS
     b = bkv // n_kv
     h_kv = bkv % n_kv
     c = tl.arange(0, BLOCK_N)
@@ -432,8 +443,8 @@ def key_kernel(
     low, high = whole_blocks(low, high, n_q, BLOCK_M)
     d_k_sum = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     d_v_sum = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
-    for g in range(0, groups):
-        h = h_kv * groups + g
+    for g in range(0, GROUPS):
+        h = h_kv * GROUPS + g
         bh = b * n_heads + h
         q_base = q_ptr + b * stride_q_b + h * stride_q_h
         o_base = d_out_ptr + b * stride_o_b + h * stride_o_h
@@ -469,6 +480,12 @@ def key_kernel(
                 start, stop = near_start, near_stop
             else:
                 start, stop = near_stop, high
+            lse_base = lse_ptr + bh * n_q
+            delta_base = delta_ptr + bh * n_q
+            if SIDES and STEP != 1:  # the query kernel put the tails and the table's ends in
+                count = (tl.num_programs(1) * GROUPS).to(tl.int64) * n_q
+                lse_base = sides_ptr + (1 - STEP // 2) * count + bh * n_q
+                delta_base = lse_base + 2 * count
             if STEP == 1 or not FAR:
                 d_k_sum, d_v_sum = _key_range(
                     d_k_sum,
@@ -477,8 +494,8 @@ def key_kernel(
                     v,
                     q_base,
                     o_base,
-                    lse_ptr + bh * n_q,
-                    delta_ptr + bh * n_q,
+                    lse_base,
+                    delta_base,
                     band_base,
                     tails_base,
                     left,
@@ -527,6 +544,7 @@ def key_kernel(
                     SEGMENTS,
                     DROPOUT,
                     EVEN,
+                    SIDES and STEP != 1,
                     PRECISION,
                 )
     d_k_sum *= scale
@@ -683,9 +701,10 @@ def _query_range(
         d_q_sum = tl.dot(d_logits.to(k.dtype), k, d_q_sum, input_precision=PRECISION)
         lag = cols[None, :] - (first_row + r + q_start)
         if ROW_BAND and REGION == 1:
-            inside = (lag >= -reach) & (lag <= reach) & (first_row + r < n_q)
-            place = r * (2 * reach + 1) + (lag + reach)
-            tl.store(d_band_ptr + place, d_logits, mask=inside & (cols < n_k)[None, :])
+            inside = within(lag, reach) & (first_row + r < n_q)
+            zero = key_block - (first_row + q_start) + reach
+            place = skewed(d_band_ptr, zero, r, c[None, :], 2 * reach + 1)
+            tl.store(place, d_logits, mask=inside & (cols < n_k)[None, :])
         if TAIL_SUMS:
             if REGION == 0:
                 d_left += tl.sum(d_logits, 1)
@@ -729,6 +748,7 @@ def query_kernel(
     d_out_ptr,
     lse_ptr,
     delta_ptr,
+    sides_ptr,
     out_ptr,
     rest_ptr,
     d_q_ptr,
@@ -772,7 +792,6 @@ def query_kernel(
     stride_qs_b,
     stride_ks_b,
     n_heads,
-    groups,
     n_q,
     n_k,
     q_start,
@@ -789,6 +808,7 @@ def query_kernel(
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     NEAR_N: tl.constexpr,  # keys a step near the diagonal: divides BLOCK_N
@@ -810,6 +830,7 @@ def query_kernel(
     REST: tl.constexpr,
     FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
     CAUSAL: tl.constexpr,
+    SIDES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dQ of one block of query rows, and the gradients of what belongs to each row.
@@ -846,8 +867,8 @@ def query_kernel(
         out += tl.load(rest_ptr + cells, mask=on_out, other=0.0).to(tl.float32)
     delta = tl.sum(out * d_out.to(tl.float32), 1)
     tl.store(delta_ptr + bh * n_q + row, delta, mask=on_row)
-    k_ptr += b * stride_k_b + (h // groups) * stride_k_h
-    v_ptr += b * stride_v_b + (h // groups) * stride_v_h
+    k_ptr += b * stride_k_b + (h // GROUPS) * stride_k_h
+    v_ptr += b * stride_v_b + (h // GROUPS) * stride_v_h
     near_reach = n_q * 0
     if BAND:
         band_ptr += b * stride_band_b + h * stride_band_h + first_row * stride_band_q
@@ -893,6 +914,13 @@ def query_kernel(
         end = d_mass_ptr + r * (2 * value_reach + 1)
         d_left_mass = tl.load(end, mask=on_row, other=0.0)
         d_right_mass = tl.load(end + 2 * value_reach, mask=on_row, other=0.0)
+    if SIDES:  # what far tiles subtract from the logits and from d_weights, left and right
+        count = tl.num_programs(1).to(tl.int64) * n_q
+        side = sides_ptr + bh * n_q + row
+        tl.store(side, lse - left, mask=on_row)
+        tl.store(side + count, lse - right, mask=on_row)
+        tl.store(side + 2 * count, delta - d_left_mass, mask=on_row)
+        tl.store(side + 3 * count, delta - d_right_mass, mask=on_row)
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr) + bh

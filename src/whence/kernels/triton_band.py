@@ -101,7 +101,6 @@ def band_kernel(
     stride_qs_b,
     stride_ks_b,
     n_heads,
-    groups,
     n_q,
     n_k,
     q_start,
@@ -119,6 +118,7 @@ def band_kernel(
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
@@ -176,7 +176,7 @@ def band_kernel(
             k = tl.load(
                 k_ptr
                 + b * stride_k_b
-                + (h // groups) * stride_k_h
+                + (h // GROUPS) * stride_k_h
                 + column[:, None] * stride_k_n
                 + d[None, :],
                 mask=(cols < n_k)[:, None] & (d < D)[None, :],
@@ -185,7 +185,7 @@ def band_kernel(
             v = tl.load(
                 v_ptr
                 + b * stride_v_b
-                + (h // groups) * stride_v_h
+                + (h // GROUPS) * stride_v_h
                 + column[:, None] * stride_v_n
                 + d_v[None, :],
                 mask=(cols < n_k)[:, None] & (d_v < D_V)[None, :],

@@ -1,6 +1,7 @@
-"""A head's band laid out for near tiles: in base 2, tails beyond its reach, -inf out of sight.
+"""A band laid out for near tiles, so that they ask nothing about a cell but its lag.
 
-Then a tile near the diagonal asks nothing about a cell but its lag. One small kernel, once a call.
+In base 2, with its tails beyond its reach: for a head as far as a near tile can touch, with -inf
+out of sight; for a row one place beyond the reach, where the look-up is clipped.
 """
 
 import torch
@@ -75,6 +76,68 @@ def with_edges(band: Tensor, tails: Tensor | None, edge: int, before: int, after
         TAILS=tails is not None,
         BEFORE=before >= 0,
         AFTER=after >= 0,
+    )
+    return out
+
+
+@triton.jit
+def _row_edges_kernel(
+    band_ptr,
+    tails_ptr,
+    out_ptr,
+    stride_band_b,
+    stride_band_h,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_b,
+    stride_tail_h,
+    stride_tail_q,
+    n_heads,
+    n_q,
+    reach,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAILS: tl.constexpr,
+):
+    """One block of rows of one head of one batch."""
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // n_heads
+    h = bh % n_heads
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    there = (row < n_q)[:, None]
+    width = 2 * reach + 3
+    left = tl.zeros([ROWS], dtype=tl.float32)
+    right = tl.zeros([ROWS], dtype=tl.float32)
+    if TAILS:
+        tails = tails_ptr + b * stride_tail_b + h * stride_tail_h + row * stride_tail_q
+        left = tl.load(tails, mask=row < n_q, other=0.0)
+        right = tl.load(tails + 2 * stride_tail_kind, mask=row < n_q, other=0.0)
+    band = band_ptr + b * stride_band_b + h * stride_band_h + row[:, None] * stride_band_q
+    for start in range(0, width, BLOCK):
+        place = (start + tl.arange(0, BLOCK))[None, :]
+        inside = (place > 0) & (place < width - 1)
+        bias = tl.load(band + (place - 1), mask=there & inside, other=0.0)
+        bias = tl.where(inside, bias, tl.where(place == 0, left[:, None], right[:, None]))
+        cells = out_ptr + (bh * n_q + row)[:, None] * width + place
+        tl.store(cells, bias * LOG2E, mask=there & (place < width))
+
+
+def with_row_edges(band: Tensor, tails: Tensor | None, b: int, h: int, n_q: int) -> Tensor:
+    """[b, h, q, lag + 2] from a band and tails of which some differ from row to row."""
+    reach = band.shape[-1] // 2
+    out = torch.empty(b, h, n_q, 2 * reach + 3, dtype=torch.float32, device=band.device)
+    launch(
+        _row_edges_kernel,
+        (-(-n_q // 32), b * h),
+        (band, tails, out),
+        (
+            *shared(band, 0, 1, 2),
+            *((0, 0, 0, 0) if tails is None else shared(tails, 0, 1, 2, 3)),
+            *(h, n_q, reach),
+        ),
+        ROWS=32,
+        BLOCK=min(64, triton.next_power_of_2(2 * reach + 3)),
+        TAILS=tails is not None,
     )
     return out
 

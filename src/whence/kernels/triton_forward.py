@@ -12,8 +12,10 @@ from whence.kernels.triton_tile import (
     load_tails,
     near_bias,
     near_range,
+    skewed,
     visible,
     whole_blocks,
+    within,
 )
 
 
@@ -103,11 +105,8 @@ def _range(
                 reach,
                 edge,
                 stride_band_q,
-                left[:, None] if TAILS and PER_ROW else left,
                 left_slope[:, None] if SLOPES and PER_ROW else left_slope,
-                right[:, None] if TAILS and PER_ROW else right,
                 right_slope[:, None] if SLOPES and PER_ROW else right_slope,
-                TAILS,
                 SLOPES,
                 PER_ROW,
             )
@@ -158,14 +157,12 @@ def _range(
                 lag = cols[None, :] - (rows[:, None] + q_start)
                 left_mass += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
                 right_mass += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
-                inside = (lag >= -value_reach) & (lag <= value_reach) & there[:, None]
+                inside = within(lag, value_reach) & there[:, None]
                 if DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
-                tl.store(
-                    mass_ptr + (r[:, None] * (2 * value_reach + 1) + (lag + value_reach)),
-                    logits,
-                    mask=inside & (cols < n_k)[None, :],
-                )
+                zero = block - first + value_reach
+                place = skewed(mass_ptr, zero, r[:, None], c[None, :], 2 * value_reach + 1)
+                tl.store(place, logits, mask=inside & (cols < n_k)[None, :])
         v = load_rows(
             v_ptr, block, c[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, EVEN_N
         )
@@ -299,7 +296,6 @@ def forward_kernel(
     stride_ks_b,
     stride_table_h,
     n_heads,
-    groups,
     n_q,
     n_k,
     q_start,
@@ -315,6 +311,7 @@ def forward_kernel(
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     NEAR_N: tl.constexpr,  # keys a step near the diagonal: divides BLOCK_N
@@ -352,8 +349,8 @@ def forward_kernel(
         mask=(rows < n_q)[:, None] & (d < D)[None, :],
         other=0.0,
     )
-    k_ptr += b * stride_k_b + (h // groups) * stride_k_h
-    v_ptr += b * stride_v_b + (h // groups) * stride_v_h
+    k_ptr += b * stride_k_b + (h // GROUPS) * stride_k_h
+    v_ptr += b * stride_v_b + (h // GROUPS) * stride_v_h
     near_reach = n_k * 0
     if BAND:
         band_ptr += b * stride_band_b + h * stride_band_h + first_row * stride_band_q

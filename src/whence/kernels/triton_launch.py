@@ -8,11 +8,10 @@ from torch import Tensor
 from whence.kernels.launcher import launch
 from whence.kernels.triton_backward import key_kernel, query_kernel
 from whence.kernels.triton_band import band_kernel, collect_kernel
-from whence.kernels.triton_edges import MARGIN, shared, with_edges
+from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
 from whence.kernels.triton_forward import forward_kernel
 
-
-BUSY = 4096  # programs that sum a shared band's gradient: enough to fill a GPU
+BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
 
 
 class Tiles(NamedTuple):
@@ -84,7 +83,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """out, what rounding took from it, lse in base 2, the table's masses, the band as laid out."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
-    band = laid_out(inputs, numbers, far)
+    band = laid_out(q, inputs, numbers, far)
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     tiles = _suited(tiles, by_row, near_alone=far is not None)
     out = torch.empty(b, h, n_q, d_v, dtype=q.dtype, device=q.device)
@@ -163,6 +162,8 @@ def backward(
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited(by_keys, by_row, near_alone=far is not None)
+    if by_row:
+        by_keys = by_keys._replace(warps=8 if far is not None else by_keys.warps, stages=2)
     delta = torch.empty_like(lse)
     d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
     d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
@@ -180,6 +181,9 @@ def backward(
     if inputs.table is not None:
         width = inputs.table.shape[1]
         d_mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
+    sides = None
+    if by_row and far is None and not numbers.slopes and not numbers.dropout:
+        sides = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)
     pointers = (*_pointers(inputs, band), d_mass)
     common = (
         *_strides(q, k, v),
@@ -204,7 +208,7 @@ def backward(
         query_kernel,
         (_ceil(n_q, by_rows.rows), b * h),
         (
-            *(q, k, v, d_out, lse, delta, out),
+            *(q, k, v, d_out, lse, delta, sides, out),
             *(rest, d_q, d_band, d_tails),
             *from_queries,
             *_far_parts(far),
@@ -216,11 +220,12 @@ def backward(
         BAND=has_band,
         BLOCK_M=by_rows.rows,
         BLOCK_N=by_rows.keys,
-        NEAR_N=_near_step(by_rows.keys, by_row or d_tails is not None),
+        NEAR_N=_near_step(by_rows.keys, by_row or d_tails is not None or far is not None),
         STAGES=by_rows.stages,
         EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
         ROW_BAND=row_band,
         REST=rest is not None,
+        SIDES=sides is not None,
         **elsewhere,
         TAIL_SUMS=d_tails is not None,
         num_warps=by_rows.warps,
@@ -229,13 +234,14 @@ def backward(
     launch(
         key_kernel,
         (_ceil(n_k, by_keys.keys), b * h_kv),
-        (*(q, k, v, d_out, lse, delta, d_k, d_value), *from_keys, *pointers),
+        (*(q, k, v, d_out, lse, delta, sides, d_k, d_value), *from_keys, *pointers),
         common,
         **options,
         BAND=has_band,
         BLOCK_M=by_keys.rows,
         BLOCK_N=by_keys.keys,
-        NEAR_M=_near_step(by_keys.rows, by_row),
+        SIDES=sides is not None,
+        NEAR_M=_near_step(by_keys.rows, by_row or d > 64),
         STAGES=by_keys.stages,
         **elsewhere,
         EVEN=n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0,
@@ -308,7 +314,7 @@ def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
     at most, and large tiles that look up a row's own numbers want twice the threads.
     """
     if near_alone:
-        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64))
+        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64), warps=4)
     if by_row and tiles.rows * tiles.keys > 4096:
         tiles = tiles._replace(warps=8)
     return tiles
@@ -331,18 +337,23 @@ def _precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
-def laid_out(inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:
-    """The band as the kernels read it: with its edges, unless there is one a row."""
-    if inputs.band is None or _per_row(inputs):
-        return inputs.band
+def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:
+    """The band as the kernels read it."""
+    if inputs.band is None:
+        return None
+    b, h, n_q, _ = q.shape
+    if _per_row(inputs):
+        return with_row_edges(inputs.band, inputs.tails, b, h, n_q)
     edge = _edge(inputs, 0 if far is None else far.start)
     return with_edges(inputs.band, inputs.tails, edge, numbers.before, numbers.after)
 
 
-def laid_out_shape(inputs: Inputs, far_start: int) -> tuple[int, ...] | None:
-    """The shape of what `laid_out` makes; None where it makes nothing new."""
-    if inputs.band is None or _per_row(inputs):
+def laid_out_shape(q: Tensor, inputs: Inputs, far_start: int) -> tuple[int, ...] | None:
+    """The shape of what `laid_out` makes."""
+    if inputs.band is None:
         return None
+    if _per_row(inputs):
+        return (*q.shape[:3], inputs.band.shape[-1] + 2)
     b, h = inputs.band.shape[:2]
     if inputs.tails is not None:
         b, h = max(b, inputs.tails.shape[1]), max(h, inputs.tails.shape[2])
@@ -398,7 +409,6 @@ def _sizes(
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
     return (
         h,
-        h // k.shape[1],
         q.shape[2],
         k.shape[2],
         numbers.q_start,
@@ -415,7 +425,14 @@ def _sizes(
 
 def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
     d, d_v = q.shape[-1], v.shape[-1]
-    return {"D": d, "D_V": d_v, "BLOCK_D": _padded(d), "BLOCK_DV": _padded(d_v)}
+    groups = q.shape[1] // v.shape[1]
+    return {
+        "D": d,
+        "D_V": d_v,
+        "BLOCK_D": _padded(d),
+        "BLOCK_DV": _padded(d_v),
+        "GROUPS": groups,
+    }
 
 
 def _flags(inputs: Inputs, numbers: Numbers) -> dict[str, bool]:

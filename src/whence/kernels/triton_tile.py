@@ -107,6 +107,20 @@ def far_line(
 
 
 @triton.jit
+def within(lag, reach):
+    """-reach <= lag <= reach, in one comparison."""
+    return (lag + reach).to(tl.uint32) <= (2 * reach).to(tl.uint32)
+
+
+@triton.jit
+def skewed(ptr, zero, r, c, stride):
+    """Where row r holds what belongs to lag = c - r + const: a plain tile whose rows are one less
+    than `stride` apart. `zero` is the place of r = c = 0.
+    """
+    return (ptr + zero + r * (stride - 1)) + c
+
+
+@triton.jit
 def near_bias(
     band_ptr,
     position,
@@ -117,31 +131,24 @@ def near_bias(
     reach,
     edge,
     stride_band_q,
-    left,
     left_slope,
-    right,
     right_slope,
-    TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
     PER_ROW: tl.constexpr,
 ):
     """The bias of every cell of a near tile. `position` is that of r = 0.
 
     A band of the head is laid out to `edge` beyond what a near tile can touch, in base 2, with its
-    tails and with -inf beyond the window (triton_edges.py): one look-up. A band a row is looked up
-    within its reach, and its tails are filled in here.
+    tails and with -inf beyond the window; a band a row only to its constant tails, one place beyond
+    its reach (triton_edges.py). So one look-up a cell does, with no question about its lag.
     """
     if PER_ROW:
         lag = (first - position) + (c - r)
-        inside = (lag >= -reach) & (lag <= reach)
-        place = r * stride_band_q + (lag + reach)
-        bias = tl.load(band_ptr + place, mask=inside & there, other=0.0) * LOG2E
-        if TAILS:
-            if SLOPES:
-                distance = tl.abs(lag).to(tl.float32)
-                left = left + left_slope * distance
-                right = right + right_slope * distance
-            bias = tl.where(inside, bias, tl.where(lag < 0, left, right))
+        place = tl.minimum(tl.maximum(lag, -edge), edge) + (r * stride_band_q + edge)
+        bias = tl.load(band_ptr + place, mask=there, other=0.0)
+        if SLOPES:
+            slope = tl.where(lag < 0, left_slope, right_slope) * tl.abs(lag).to(tl.float32)
+            bias += tl.where(within(lag, reach), 0.0, slope)
     else:
         bias = tl.load(band_ptr + (first - position + edge) + (c - r))
     return bias
@@ -149,14 +156,26 @@ def near_bias(
 
 @triton.jit
 def load_rows(
-    ptr, first, r, d, stride, n, D: tl.constexpr, BLOCK_D: tl.constexpr, EVEN: tl.constexpr
+    ptr,
+    first,
+    r,
+    d,
+    stride,
+    n,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    EVEN: tl.constexpr,
+    HELD: tl.constexpr = False,
 ):
     """Rows first + r of a matrix as a tile, zeros beyond its edges.
 
-    r is [m, 1] and d [1, d], or the other way for the transposed tile. The 64 bits of every offset
-    are made anew for each tile: offsets that stay in registers push others out of them.
+    r is [m, 1] and d [1, d], or the other way for the transposed tile. HELD keeps the offsets
+    within a tile in registers from one tile to the next, which saves work where there is room.
     """
-    place = ptr + (first + r).to(tl.int64) * stride + d
+    if HELD:
+        place = ptr + (tl.zeros([], tl.int64) + first) * stride + (r * stride + d)
+    else:
+        place = ptr + (first + r).to(tl.int64) * stride + d
     if EVEN and D == BLOCK_D:
         tile = tl.load(place)
     else:
