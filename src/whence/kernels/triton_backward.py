@@ -320,7 +320,9 @@ def _key_range(
 
 
 @triton.jit(
-    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start"]
+    do_not_specialize=[
+        *("q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start", "groups")
+    ]
 )
 def key_kernel(
     q_ptr,
@@ -378,11 +380,11 @@ def key_kernel(
     far_start,
     scale,
     dropout,
+    groups,  # unknown to the compiler: it would unroll a loop of one, and serialise the products
     D: tl.constexpr,
     D_V: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    GROUPS: tl.constexpr,  # query heads of a key head
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     NEAR_M: tl.constexpr,  # rows a step near the diagonal: divides BLOCK_M
@@ -407,7 +409,7 @@ def key_kernel(
     """dK and dV of one block of keys of one key head: all query heads of its group in turn."""
     block = tl.program_id(0)
     bkv = tl.program_id(1).to(tl.int64)
-    n_kv = n_heads // GROUPS
+    n_kv = n_heads // groups
     b = bkv // n_kv
     h_kv = bkv % n_kv
     c = tl.arange(0, BLOCK_N)
@@ -443,8 +445,8 @@ def key_kernel(
     low, high = whole_blocks(low, high, n_q, BLOCK_M)
     d_k_sum = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     d_v_sum = tl.zeros([BLOCK_N, BLOCK_DV], dtype=tl.float32)
-    for g in range(0, GROUPS):
-        h = h_kv * GROUPS + g
+    for g in range(0, groups):
+        h = h_kv * groups + g
         bh = b * n_heads + h
         q_base = q_ptr + b * stride_q_b + h * stride_q_h
         o_base = d_out_ptr + b * stride_o_b + h * stride_o_h
@@ -483,7 +485,7 @@ def key_kernel(
             lse_base = lse_ptr + bh * n_q
             delta_base = delta_ptr + bh * n_q
             if SIDES and STEP != 1:  # the query kernel put the tails and the table's ends in
-                count = (tl.num_programs(1) * GROUPS).to(tl.int64) * n_q
+                count = (tl.num_programs(1) * groups).to(tl.int64) * n_q
                 lse_base = sides_ptr + (1 - STEP // 2) * count + bh * n_q
                 delta_base = lse_base + 2 * count
             if STEP == 1 or not FAR:

@@ -8,6 +8,7 @@ from torch import Tensor
 from whence.kernels.launcher import launch
 from whence.kernels.triton_backward import key_kernel, query_kernel
 from whence.kernels.triton_band import band_kernel, collect_kernel
+from whence.kernels.triton_decode import decode, few
 from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
 from whence.kernels.triton_forward import forward_kernel
 
@@ -83,9 +84,6 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """out, what rounding took from it, lse in base 2, the table's masses, the band as laid out."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
-    band = laid_out(q, inputs, numbers, far)
-    by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
-    tiles = _suited(tiles, by_row, near_alone=far is not None)
     out = torch.empty(b, h, n_q, d_v, dtype=q.dtype, device=q.device)
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
     mass, rest = None, None
@@ -94,6 +92,22 @@ def forward(
     if inputs.table is not None:
         width = inputs.table.shape[1]
         mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
+    if far is None and not numbers.dropout and few(n_q, k.shape[2], h // k.shape[1]):
+        decode(
+            *(q, k, v, inputs._asdict(), out, rest, lse, mass),
+            scale=numbers.scale,
+            q_start=numbers.q_start,
+            before=numbers.before,
+            after=numbers.after,
+            slopes=numbers.slopes,
+            precision=_precision(q),
+            block_d=_padded(q.shape[-1]),
+            block_dv=_padded(d_v),
+        )
+        return out, rest, lse, mass, None
+    band = laid_out(q, inputs, numbers, far)
+    by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
+    tiles = _suited(tiles, by_row, near_alone=far is not None)
     launch(
         forward_kernel,
         (_ceil(n_q, tiles.rows), b * h),
@@ -110,6 +124,7 @@ def forward(
             *_sizes(q, k, inputs, numbers, far, band),
         ),
         **_shape(q, v),
+        GROUPS=h // k.shape[1],
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
         NEAR_N=_near_step(tiles.keys, by_row),
@@ -159,6 +174,8 @@ def backward(
 ) -> Backward:
     """Gradients of q, k, v and, if wanted, band and tails."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    if band is None:  # forward did not need it
+        band = laid_out(q, inputs, numbers, far)
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited(by_keys, by_row, near_alone=far is not None)
@@ -218,6 +235,7 @@ def backward(
         (*common, 0 if inputs.table is None else shared(inputs.table, 0)[0]),
         **options,
         BAND=has_band,
+        GROUPS=h // h_kv,
         BLOCK_M=by_rows.rows,
         BLOCK_N=by_rows.keys,
         NEAR_N=_near_step(by_rows.keys, by_row or d_tails is not None or far is not None),
@@ -235,7 +253,7 @@ def backward(
         key_kernel,
         (_ceil(n_k, by_keys.keys), b * h_kv),
         (*(q, k, v, d_out, lse, delta, sides, d_k, d_value), *from_keys, *pointers),
-        common,
+        (*common, h // h_kv),
         **options,
         BAND=has_band,
         BLOCK_M=by_keys.rows,
@@ -285,6 +303,7 @@ def _shared_band(
         (*tensors, part, *pointers),
         (*common, lowest, b // batches),
         **options,
+        GROUPS=h // k.shape[1],
         BLOCK=block,
         num_warps=4,
         num_stages=2,
@@ -348,16 +367,19 @@ def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Te
     return with_edges(inputs.band, inputs.tails, edge, numbers.before, numbers.after)
 
 
-def laid_out_shape(q: Tensor, inputs: Inputs, far_start: int) -> tuple[int, ...] | None:
-    """The shape of what `laid_out` makes."""
-    if inputs.band is None:
+def laid_out_shape(
+    q: Tensor, k: Tensor, inputs: Inputs, numbers: Numbers
+) -> tuple[int, ...] | None:
+    """The shape of what forward gives of `laid_out`."""
+    decodes = few(q.shape[2], k.shape[2], q.shape[1] // k.shape[1]) and not numbers.dropout
+    if inputs.band is None or (decodes and not numbers.far):
         return None
     if _per_row(inputs):
         return (*q.shape[:3], inputs.band.shape[-1] + 2)
     b, h = inputs.band.shape[:2]
     if inputs.tails is not None:
         b, h = max(b, inputs.tails.shape[1]), max(h, inputs.tails.shape[2])
-    return b, h, 1, 2 * _edge(inputs, far_start) + 1
+    return b, h, 1, 2 * _edge(inputs, numbers.far) + 1
 
 
 def _edge(inputs: Inputs, far_start: int) -> int:
@@ -425,14 +447,7 @@ def _sizes(
 
 def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
     d, d_v = q.shape[-1], v.shape[-1]
-    groups = q.shape[1] // v.shape[1]
-    return {
-        "D": d,
-        "D_V": d_v,
-        "BLOCK_D": _padded(d),
-        "BLOCK_DV": _padded(d_v),
-        "GROUPS": groups,
-    }
+    return {"D": d, "D_V": d_v, "BLOCK_D": _padded(d), "BLOCK_DV": _padded(d_v)}
 
 
 def _flags(inputs: Inputs, numbers: Numbers) -> dict[str, bool]:

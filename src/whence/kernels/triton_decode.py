@@ -1,0 +1,366 @@
+"""Few queries against many keys: the keys are shared out, and a second kernel merges the shares.
+
+One program takes one share of the keys for all query heads of one key head, so that a grouped
+cache is read once. A row of its tile is one query of one head.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from whence.kernels.launcher import launch
+from whence.kernels.triton_edges import shared
+from whence.kernels.triton_tile import LOG2E, load_rows, load_tails, visible, within
+
+ROWS = 16  # the least that a tensor core multiplies, and the most that is called few
+KEYS = 128  # a tile
+MOST = 64  # shares
+
+
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+def _share_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    part_ptr,  # [shares, b, h, q, d_v]: sums of weighted values
+    state_ptr,  # [shares, b, h, q, 4]: largest logit, mass, and mass beyond the value table's ends
+    mass_ptr,
+    band_ptr,
+    extent_ptr,
+    tails_ptr,
+    keys_ptr,
+    q_segment_ptr,
+    k_segment_ptr,
+    stride_q_b,
+    stride_q_h,
+    stride_q_n,
+    stride_k_b,
+    stride_k_h,
+    stride_k_n,
+    stride_v_b,
+    stride_v_h,
+    stride_v_n,
+    stride_band_b,
+    stride_band_h,
+    stride_band_q,
+    stride_tail_kind,
+    stride_tail_b,
+    stride_tail_h,
+    stride_tail_q,
+    stride_keys_b,
+    stride_qs_b,
+    stride_ks_b,
+    n_heads,
+    groups,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    value_reach,
+    before,
+    after,
+    share,
+    scale,
+    D: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BAND: tl.constexpr,
+    EXTENT: tl.constexpr,
+    TAILS: tl.constexpr,
+    SLOPES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One share of the keys (program 0) for one key head (program 1)."""
+    bkv = tl.program_id(1).to(tl.int64)
+    n_kv = n_heads // groups
+    b = bkv // n_kv
+    r = tl.arange(0, BLOCK_M)
+    there = r < groups * n_q
+    row = r % n_q
+    h = (bkv % n_kv) * groups + tl.minimum(r // n_q, groups - 1)
+    bhq = (b * n_heads + h) * n_q + row
+    d = tl.arange(0, BLOCK_D)
+    d_v = tl.arange(0, BLOCK_DV)
+    c = tl.arange(0, BLOCK_N)
+    q = tl.load(
+        q_ptr + b * stride_q_b + (h * stride_q_h + row * stride_q_n)[:, None] + d[None, :],
+        mask=there[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
+    k_ptr += b * stride_k_b + (bkv % n_kv) * stride_k_h
+    v_ptr += b * stride_v_b + (bkv % n_kv) * stride_v_h
+    near_reach = n_k * 0 + tl.zeros([BLOCK_M], tl.int32)
+    if BAND:
+        band_row = band_ptr + b * stride_band_b + h * stride_band_h + row * stride_band_q
+        near_reach = near_reach + reach
+        if EXTENT:
+            near_reach = tl.minimum(near_reach, tl.load(extent_ptr + h))
+    if TAILS:
+        tails_ptr += b * stride_tail_b + h * stride_tail_h
+    left, left_slope, right, right_slope = load_tails(
+        tails_ptr, row, there, stride_tail_kind, stride_tail_q, TAILS, SLOPES, True
+    )
+    if KEYS:
+        keys_ptr += b * stride_keys_b
+    q_segment = row
+    if SEGMENTS:
+        q_segment = tl.load(q_segment_ptr + b * stride_qs_b + row, mask=there, other=-2)
+        k_segment_ptr += b * stride_ks_b
+    low = tl.program_id(0) * share
+    high = tl.minimum(low + share, n_k)
+    if BEFORE:
+        low = tl.maximum(low, (tl.maximum(q_start - before, 0) // BLOCK_N) * BLOCK_N)
+    if AFTER:
+        high = tl.minimum(high, q_start + n_q + after)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    left_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    right_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for block in range(low, high, BLOCK_N):
+        cols = block + c
+        k = load_rows(k_ptr, block, c[None, :], d[:, None], stride_k_n, n_k, D, BLOCK_D, False)
+        logits = tl.dot(q, k, input_precision=PRECISION) * (scale * LOG2E)
+        lag = cols[None, :] - (row[:, None] + q_start)
+        if BAND:
+            inside = within(lag, near_reach[:, None]) & (cols < n_k)[None, :]
+            bias = tl.load(band_row[:, None] + (lag + reach), mask=inside, other=0.0) * LOG2E
+            if TAILS:
+                line = tl.where(lag < 0, left[:, None], right[:, None])
+                if SLOPES:
+                    slope = tl.where(lag < 0, left_slope[:, None], right_slope[:, None])
+                    line += slope * tl.abs(lag).to(tl.float32)
+                bias = tl.where(inside, bias, line)
+            logits += bias
+        seen = visible(
+            row[:, None],
+            cols[None, :],
+            n_k,
+            q_start,
+            before,
+            after,
+            keys_ptr,
+            q_segment[:, None],
+            k_segment_ptr,
+            BEFORE,
+            AFTER,
+            KEYS,
+            SEGMENTS,
+        )
+        logits = tl.where(seen & (cols < high)[None, :], logits, float("-inf"))
+        higher = tl.maximum(top, tl.max(logits, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(logits - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        top = higher
+        if VALUES:
+            left_mass = left_mass * shrink
+            left_mass += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
+            right_mass = right_mass * shrink
+            right_mass += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
+            place = bhq[:, None] * (2 * value_reach + 1) + (lag + value_reach)
+            near = within(lag, value_reach) & there[:, None] & (cols < high)[None, :]
+            tl.store(mass_ptr + place, logits, mask=near)
+        v = load_rows(v_ptr, block, c[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, False)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) * groups * n_q + bhq
+    tl.store(
+        part_ptr + place[:, None] * D_V + d_v[None, :],
+        acc,
+        mask=there[:, None] & (d_v < D_V)[None, :],
+    )
+    tl.store(state_ptr + place * 4, top, mask=there)
+    tl.store(state_ptr + place * 4 + 1, total, mask=there)
+    if VALUES:
+        tl.store(state_ptr + place * 4 + 2, left_mass, mask=there)
+        tl.store(state_ptr + place * 4 + 3, right_mass, mask=there)
+
+
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "shares"])
+def _merge_kernel(
+    part_ptr,
+    state_ptr,
+    mass_ptr,
+    table_ptr,
+    out_ptr,
+    rest_ptr,
+    lse_ptr,
+    stride_table_h,
+    n_heads,
+    n_q,
+    n_k,
+    q_start,
+    value_reach,
+    before,
+    after,
+    shares,
+    D_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SHARES: tl.constexpr,
+    VALUES: tl.constexpr,
+    BEFORE: tl.constexpr,
+    AFTER: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """One query of one head: the shares' sums to one scale, and the value table's part."""
+    bhq = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, SHARES)
+    d_v = tl.arange(0, BLOCK_DV)
+    place = s.to(tl.int64) * tl.num_programs(0) + bhq
+    top = tl.load(state_ptr + place * 4, mask=s < shares, other=float("-inf"))
+    total = tl.load(state_ptr + place * 4 + 1, mask=s < shares, other=0.0)
+    highest = tl.max(top, 0)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.exp2(top - base)
+    total = tl.sum(weight * total, 0)
+    safe = tl.where(total == 0.0, 1.0, total)
+    lse = tl.where(total == 0.0, float("inf"), base + tl.log2(safe))
+    parts = tl.load(
+        part_ptr + place[:, None] * D_V + d_v[None, :],
+        mask=(s < shares)[:, None] & (d_v < D_V)[None, :],
+        other=0.0,
+    )
+    out = tl.sum(parts * weight[:, None], 0) / safe
+    if VALUES:
+        left = tl.load(state_ptr + place * 4 + 2, mask=s < shares, other=0.0)
+        right = tl.load(state_ptr + place * 4 + 3, mask=s < shares, other=0.0)
+        left = tl.sum(weight * left, 0) / safe
+        right = tl.sum(weight * right, 0) / safe
+        width = 2 * value_reach + 1
+        position = q_start + (bhq % n_q).to(tl.int32)
+        low, high = n_k * 0, n_k
+        if BEFORE:
+            low = tl.maximum(0, position - before)
+        if AFTER:
+            high = tl.minimum(n_k, position + after + 1)
+        table_ptr += ((bhq // n_q) % n_heads) * stride_table_h
+        for start in range(0, width, 32):
+            lag = start + tl.arange(0, 32)
+            col = position + lag - value_reach
+            cells = mass_ptr + bhq * width + lag
+            there = (lag < width) & (col >= low) & (col < high)
+            mass = tl.exp2(tl.load(cells, mask=there, other=float("-inf")) - lse)
+            mass += tl.where(lag == 0, left, 0.0) + tl.where(lag == width - 1, right, 0.0)
+            tl.store(cells, mass, mask=lag < width)
+            table = tl.load(
+                table_ptr + lag[:, None] * D_V + d_v[None, :],
+                mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
+                other=0.0,
+            )
+            out += tl.sum(mass[:, None] * table, 0)
+    tl.store(lse_ptr + bhq, lse)
+    short = out.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + bhq * D_V + d_v, short, mask=d_v < D_V)
+    if REST:
+        rest = (out - short.to(tl.float32)).to(rest_ptr.dtype.element_ty)
+        tl.store(rest_ptr + bhq * D_V + d_v, rest, mask=d_v < D_V)
+
+
+def few(n_q: int, n_k: int, groups: int) -> bool:
+    """Whether a call has so few rows and so many keys that its keys are shared out."""
+    return n_q * groups <= ROWS and n_k >= 4 * KEYS
+
+
+def shares(n_k: int, key_heads: int, processors: int, tile: int = KEYS) -> tuple[int, int]:
+    """How many shares, and keys a share: enough to keep every processor at four of them."""
+    wanted = -(-4 * processors // key_heads)
+    count = max(1, min(wanted, MOST, n_k // (2 * tile)))
+    share = -(-n_k // (count * tile)) * tile
+    return -(-n_k // share), share
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: dict[str, Tensor | None],
+    out: Tensor,
+    rest: Tensor | None,
+    lse: Tensor,
+    mass: Tensor | None,
+    *,
+    scale: float,
+    q_start: int,
+    before: int,
+    after: int,
+    slopes: bool,
+    precision: str,
+    block_d: int,
+    block_dv: int,
+) -> None:
+    """Fill out, rest, lse and mass."""
+    (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    band, extent, tails, table = (tensors[x] for x in ("band", "extent", "tails", "table"))
+    keys, q_segment, k_segment = (tensors[x] for x in ("keys", "q_segment", "k_segment"))
+    tile = KEYS if q.is_cuda else 16
+    count, share = shares(n_k, b * h_kv, _processors(q.device), tile)
+    part = torch.empty(count, b, h, n_q, d_v, dtype=torch.float32, device=q.device)
+    state = torch.empty(count, b, h, n_q, 4, dtype=torch.float32, device=q.device)
+    value_reach = 0 if table is None else table.shape[1] // 2
+    launch(
+        _share_kernel,
+        (count, b * h_kv),
+        (q, k, v, part, state, mass, band, extent, tails, keys, q_segment, k_segment),
+        (
+            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]),
+            *((0, 0, 0) if band is None else shared(band, 0, 1, 2)),
+            *((0, 0, 0, 0) if tails is None else shared(tails, 0, 1, 2, 3)),
+            *(0 if x is None else shared(x, 0)[0] for x in (keys, q_segment, k_segment)),
+            *(h, h // h_kv, n_q, n_k, q_start, 0 if band is None else band.shape[-1] // 2),
+            *(value_reach, before, after, share, scale),
+        ),
+        D=d,
+        D_V=d_v,
+        BLOCK_D=block_d,
+        BLOCK_DV=block_dv,
+        BLOCK_M=ROWS,
+        BLOCK_N=tile,
+        BAND=band is not None,
+        EXTENT=extent is not None,
+        TAILS=tails is not None,
+        SLOPES=slopes,
+        VALUES=table is not None,
+        BEFORE=before >= 0,
+        AFTER=after >= 0,
+        KEYS=keys is not None,
+        SEGMENTS=q_segment is not None,
+        PRECISION=precision,
+        num_warps=4,
+        num_stages=3 if max(block_d, block_dv) <= 128 and q.dtype != torch.float32 else 1,
+    )
+    launch(
+        _merge_kernel,
+        (b * h * n_q,),
+        (part, state, mass, table, out, rest, lse),
+        (
+            0 if table is None else shared(table, 0)[0],
+            *(h, n_q, n_k, q_start, value_reach, before, after, count),
+        ),
+        D_V=d_v,
+        BLOCK_DV=block_dv,
+        SHARES=1 << (count - 1).bit_length(),
+        VALUES=table is not None,
+        BEFORE=before >= 0,
+        AFTER=after >= 0,
+        REST=rest is not None,
+    )
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

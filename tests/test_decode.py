@@ -1,0 +1,117 @@
+"""Few queries against many keys: shares of the keys, merged, equal the definition."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import LagBias, LagValues, Line, Mask, attend, build
+
+pytestmark = [
+    pytest.mark.triton,
+    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+    from whence.kernels import triton_decode
+
+    monkeypatch.setattr(triton_decode, "KEYS", 8)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from whence.kernels import triton_launch
+
+    calls: list[int] = []
+    decode = triton_launch.decode
+
+    def counting(*args: object, **options: object) -> None:
+        calls.append(1)
+        decode(*args, **options)
+
+    monkeypatch.setattr(triton_launch, "decode", counting)
+    return calls
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_output_and_every_gradient_equal_the_definition(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch)
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    b, h_kv, groups = choose.choice([1, 2]), choose.choice([1, 2]), choose.choice([1, 3])
+    h, n_q, n_k = h_kv * groups, choose.choice([1, 2, 5]), choose.choice([33, 64, 131])
+    d, reach = choose.choice([16, 24]), choose.choice([0, 4, 40])
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, requires_grad=True)
+
+    q, k, v = leaf(b, h, n_q, d), leaf(b, h_kv, n_k, d), leaf(b, h_kv, n_k, d)
+    axes = (choose.choice([1, b]), h, choose.choice([1, n_q]))
+    band = leaf(*axes, 2 * reach + 1)
+    lines = [leaf(*axes) if choose.random() < 0.5 else None for _ in range(4)]
+    table = leaf(choose.choice([1, h]), 2 * choose.choice([0, 6]) + 1, d)
+    values = choose.random() < 0.5
+    mask = choose.choice([None, torch.rand(b, n_k) > 0.3])
+    options = {
+        "mask": mask,
+        "causal": choose.random() < 0.7,
+        "window": choose.choice([None, None, 20, (7, None)]),
+        "q_start": choose.choice([None, None, 3]),
+    }
+    leaves = [x for x in (q, k, v, band, *lines, *([table] if values else [])) if x is not None]
+
+    def run(backend: str) -> list[Tensor]:
+        bias = LagBias(band, Line(lines[0], lines[1]), Line(lines[2], lines[3]))
+        out = attend(
+            *(q, k, v),
+            bias=bias,
+            values=LagValues(table) if values else None,
+            backend=backend,
+            **options,
+        )
+        torch.manual_seed(1)
+        found = torch.autograd.grad(out, leaves, torch.randn_like(out), allow_unused=True)
+        return [out, *(torch.zeros(()) if x is None else x for x in found)]
+
+    for found, wanted in zip(run("fused"), run("reference"), strict=True):
+        torch.testing.assert_close(found, wanted.expand_as(found), rtol=2e-4, atol=3e-5)
+    assert calls == [1]
+
+
+def test_packed_segments_and_low_rank_terms_decode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
+    segments = Mask(segments=(torch.tensor([[0, 1, 1]]), torch.arange(50)[None] // 25))
+    wanted = attend(q, k, v, mask=segments, backend="reference")
+    torch.testing.assert_close(attend(q, k, v, mask=segments, backend="fused"), wanted)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "shaw:clip=3", "kerple+rope"])
+def test_a_step_of_a_method_equals_the_last_row_of_the_whole(spec: str) -> None:
+    from whence.nn import positioned_attention
+
+    torch.manual_seed(0)
+    method = build(spec, n_heads=2, d_head=16, causal=True)
+    q, k, v = (torch.randn(1, 2, 60, 16) for _ in range(3))
+    whole = positioned_attention(method, q, k, v, causal=True, backend="reference")
+    last = positioned_attention(method, q[:, :, -1:], k, v, causal=True, backend="fused")
+    torch.testing.assert_close(last, whole[:, :, -1:], rtol=1e-4, atol=1e-5)
+
+
+def test_shares_cover_all_keys_and_none_twice() -> None:
+    from whence.kernels.triton_decode import shares
+
+    for n_k in (1, 127, 128, 1000, 32768, 100_001):
+        for heads in (1, 12, 500):
+            count, share = shares(n_k, heads, 132, 128)
+            assert share % 128 == 0
+            assert (count - 1) * share < n_k <= count * share
+            assert count <= 64
