@@ -235,3 +235,18 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
         method.amplitude[2, 1] = torch.nan
     _, extent = TisaCurve.apply(*method.parameters(), 300, _underflow(torch.float32))
     assert extent[2] == 300
+
+
+@pytest.mark.parametrize("n_k", [16, 17, 23])
+@pytest.mark.parametrize("q_start", [40, -30])
+def test_queries_far_beyond_the_keys_see_only_keys(n_k: int, q_start: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 16, requires_grad=True) for n in (20, n_k, n_k))
+    band = torch.randn(1, 2, 1, 7, requires_grad=True)
+
+    def run(backend: str) -> list[torch.Tensor]:
+        out = attend(q, k, v, bias=LagBias.clipped(band), q_start=q_start, backend=backend)
+        return [out, *torch.autograd.grad(out.square().sum(), [q, k, v, band])]
+
+    for found, wanted in zip(run("fused"), run("reference"), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)

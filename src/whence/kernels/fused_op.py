@@ -201,8 +201,7 @@ def _(
     ]
     parts = [x if x.numel() else _empty(None, lse) for x in parts]
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
-    edges = laid_out_shape(q, k, inputs, numbers)
+    edges = laid_out_shape(q, inputs, far)
     return [out, lse, rest, mass, *parts, lse.new_empty((0,) if edges is None else edges)]
 
 

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from whence.kernels.launcher import launch
 from whence.kernels.triton_edges import shared
-from whence.kernels.triton_tile import LOG2E, load_rows, load_tails, visible, within
+from whence.kernels.triton_forward import attended_range
+from whence.kernels.triton_tile import LOG2E, load_tails, near_range, whole_blocks
 
 ROWS = 16  # the least that a tensor core multiplies, and the most that is called few
-KEYS = 128  # a tile
+KEYS = 64  # a tile
 MOST = 64  # shares
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach"])
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge"])
 def _share_kernel(
     q_ptr,
     k_ptr,
@@ -59,6 +60,7 @@ def _share_kernel(
     n_k,
     q_start,
     reach,
+    edge,
     value_reach,
     before,
     after,
@@ -74,11 +76,14 @@ def _share_kernel(
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
+    PER_ROW: tl.constexpr,
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
     KEYS: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One share of the keys (program 0) for one key head (program 1)."""
@@ -92,7 +97,6 @@ def _share_kernel(
     bhq = (b * n_heads + h) * n_q + row
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
-    c = tl.arange(0, BLOCK_N)
     q = tl.load(
         q_ptr + b * stride_q_b + (h * stride_q_h + row * stride_q_n)[:, None] + d[None, :],
         mask=there[:, None] & (d < D)[None, :],
@@ -100,17 +104,20 @@ def _share_kernel(
     )
     k_ptr += b * stride_k_b + (bkv % n_kv) * stride_k_h
     v_ptr += b * stride_v_b + (bkv % n_kv) * stride_v_h
-    near_reach = n_k * 0 + tl.zeros([BLOCK_M], tl.int32)
+    near_reach = n_k * 0
     if BAND:
-        band_row = band_ptr + b * stride_band_b + h * stride_band_h + row * stride_band_q
-        near_reach = near_reach + reach
-        if EXTENT:
-            near_reach = tl.minimum(near_reach, tl.load(extent_ptr + h))
+        band_ptr += b * stride_band_b + (h * stride_band_h)[:, None]
+        near_reach = reach
+        if EXTENT:  # that of the head that reaches farthest
+            near_reach = tl.minimum(reach, tl.max(tl.load(extent_ptr + h), 0))
     if TAILS:
         tails_ptr += b * stride_tail_b + h * stride_tail_h
     left, left_slope, right, right_slope = load_tails(
         tails_ptr, row, there, stride_tail_kind, stride_tail_q, TAILS, SLOPES, True
     )
+    if VALUES:
+        near_reach = tl.maximum(near_reach, value_reach)
+        mass_ptr += ((b * n_heads + h) * n_q * (2 * value_reach + 1))[:, None]
     if KEYS:
         keys_ptr += b * stride_keys_b
     q_segment = row
@@ -128,53 +135,74 @@ def _share_kernel(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     left_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
     right_mass = tl.zeros([BLOCK_M], dtype=tl.float32)
-    for block in range(low, high, BLOCK_N):
-        cols = block + c
-        k = load_rows(k_ptr, block, c[None, :], d[:, None], stride_k_n, n_k, D, BLOCK_D, False)
-        logits = tl.dot(q, k, input_precision=PRECISION) * (scale * LOG2E)
-        lag = cols[None, :] - (row[:, None] + q_start)
-        if BAND:
-            inside = within(lag, near_reach[:, None]) & (cols < n_k)[None, :]
-            bias = tl.load(band_row[:, None] + (lag + reach), mask=inside, other=0.0) * LOG2E
-            if TAILS:
-                line = tl.where(lag < 0, left[:, None], right[:, None])
-                if SLOPES:
-                    slope = tl.where(lag < 0, left_slope[:, None], right_slope[:, None])
-                    line += slope * tl.abs(lag).to(tl.float32)
-                bias = tl.where(inside, bias, line)
-            logits += bias
-        seen = visible(
-            row[:, None],
-            cols[None, :],
+    low, high = whole_blocks(low, high, n_k, BLOCK_N)
+    last = q_start + n_q - 1
+    near_start, near_stop = near_range(q_start, last, near_reach, low, high, BLOCK_N)
+    for REGION in tl.static_range(3):
+        if REGION == 0:
+            start, stop = low, near_start
+        elif REGION == 1:
+            start, stop = near_start, near_stop
+        else:
+            start, stop = near_stop, high
+        acc, top, total, left_mass, right_mass = attended_range(
+            acc,
+            top,
+            total,
+            left_mass,
+            right_mass,
+            q,
+            k_ptr,
+            v_ptr,
+            band_ptr,
+            left,
+            left_slope,
+            right,
+            right_slope,
+            keys_ptr,
+            q_segment,
+            k_segment_ptr,
+            mass_ptr,
+            0,
+            tl.where(there, row, n_q),
+            row,
+            q_start,
+            start,
+            stop,
+            n_q,
             n_k,
             q_start,
+            reach,
+            edge,
+            value_reach,
             before,
             after,
-            keys_ptr,
-            q_segment[:, None],
-            k_segment_ptr,
+            scale * LOG2E,
+            0.0,
+            stride_k_n,
+            stride_v_n,
+            stride_band_q,
+            D,
+            D_V,
+            BLOCK_D,
+            BLOCK_DV,
+            BLOCK_N,
+            REGION,
+            BAND,
+            TAILS,
+            SLOPES,
+            PER_ROW,
+            True,
+            VALUES,
             BEFORE,
             AFTER,
             KEYS,
             SEGMENTS,
+            EVEN_N,
+            False,
+            STAGES,
+            PRECISION,
         )
-        logits = tl.where(seen & (cols < high)[None, :], logits, float("-inf"))
-        higher = tl.maximum(top, tl.max(logits, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(logits - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 1)
-        top = higher
-        if VALUES:
-            left_mass = left_mass * shrink
-            left_mass += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
-            right_mass = right_mass * shrink
-            right_mass += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
-            place = bhq[:, None] * (2 * value_reach + 1) + (lag + value_reach)
-            near = within(lag, value_reach) & there[:, None] & (cols < high)[None, :]
-            tl.store(mass_ptr + place, logits, mask=near)
-        v = load_rows(v_ptr, block, c[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, False)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) * groups * n_q + bhq
     tl.store(
         part_ptr + place[:, None] * D_V + d_v[None, :],
@@ -285,60 +313,50 @@ def decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: dict[str, Tensor | None],
-    out: Tensor,
-    rest: Tensor | None,
-    lse: Tensor,
-    mass: Tensor | None,
+    pointers: tuple[Tensor | None, ...],  # band, extent, tails, keys, segments
+    strides: tuple[int, ...],  # theirs
+    table: Tensor | None,
+    results: tuple[Tensor | None, ...],  # out, rest, lse, mass: to be filled
     *,
-    scale: float,
+    reach: int,
     q_start: int,
     before: int,
     after: int,
-    slopes: bool,
+    scale: float,
+    flags: dict[str, bool],
+    shape: dict[str, int],
     precision: str,
-    block_d: int,
-    block_dv: int,
 ) -> None:
-    """Fill out, rest, lse and mass."""
-    (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
-    band, extent, tails, table = (tensors[x] for x in ("band", "extent", "tails", "table"))
-    keys, q_segment, k_segment = (tensors[x] for x in ("keys", "q_segment", "k_segment"))
+    """Two launches in place of the forward kernel's one."""
+    (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    out, rest, lse, mass = results
+    band = pointers[0]
     tile = KEYS if q.is_cuda else 16
     count, share = shares(n_k, b * h_kv, _processors(q.device), tile)
     part = torch.empty(count, b, h, n_q, d_v, dtype=torch.float32, device=q.device)
     state = torch.empty(count, b, h, n_q, 4, dtype=torch.float32, device=q.device)
     value_reach = 0 if table is None else table.shape[1] // 2
+    stages = 3 if max(shape["BLOCK_D"], shape["BLOCK_DV"]) <= 128 and q.element_size() == 2 else 1
     launch(
         _share_kernel,
         (count, b * h_kv),
-        (q, k, v, part, state, mass, band, extent, tails, keys, q_segment, k_segment),
+        (q, k, v, part, state, mass, *pointers),
         (
-            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]),
-            *((0, 0, 0) if band is None else shared(band, 0, 1, 2)),
-            *((0, 0, 0, 0) if tails is None else shared(tails, 0, 1, 2, 3)),
-            *(0 if x is None else shared(x, 0)[0] for x in (keys, q_segment, k_segment)),
-            *(h, h // h_kv, n_q, n_k, q_start, 0 if band is None else band.shape[-1] // 2),
+            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *strides),
+            *(h, h // h_kv, n_q, n_k, q_start, reach),
+            0 if band is None else band.shape[-1] // 2,
             *(value_reach, before, after, share, scale),
         ),
-        D=d,
-        D_V=d_v,
-        BLOCK_D=block_d,
-        BLOCK_DV=block_dv,
+        **shape,
+        **flags,
         BLOCK_M=ROWS,
         BLOCK_N=tile,
         BAND=band is not None,
-        EXTENT=extent is not None,
-        TAILS=tails is not None,
-        SLOPES=slopes,
-        VALUES=table is not None,
-        BEFORE=before >= 0,
-        AFTER=after >= 0,
-        KEYS=keys is not None,
-        SEGMENTS=q_segment is not None,
+        EVEN_N=n_k % tile == 0,
+        STAGES=stages,
         PRECISION=precision,
         num_warps=4,
-        num_stages=3 if max(block_d, block_dv) <= 128 and q.dtype != torch.float32 else 1,
+        num_stages=stages,
     )
     launch(
         _merge_kernel,
@@ -349,7 +367,7 @@ def decode(
             *(h, n_q, n_k, q_start, value_reach, before, after, count),
         ),
         D_V=d_v,
-        BLOCK_DV=block_dv,
+        BLOCK_DV=shape["BLOCK_DV"],
         SHARES=1 << (count - 1).bit_length(),
         VALUES=table is not None,
         BEFORE=before >= 0,

@@ -20,7 +20,7 @@ from whence.kernels.triton_tile import (
 
 
 @triton.jit
-def _range(
+def attended_range(
     acc,
     top,
     total,
@@ -67,6 +67,7 @@ def _range(
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
     PER_ROW: tl.constexpr,
+    ROW_TAILS: tl.constexpr,  # tails differ from row to row, be it that rows are of several heads
     VALUES: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
@@ -85,9 +86,7 @@ def _range(
     LAID_OUT: tl.constexpr = BAND and REGION == 1 and not PER_ROW  # the window is in the band
     LEFT_EDGE: tl.constexpr = BEFORE and REGION < 2 and not LAID_OUT
     RIGHT_EDGE: tl.constexpr = AFTER and REGION > 0 and not LAID_OUT
-    MASKED: tl.constexpr = (
-        KEYS or SEGMENTS or LEFT_EDGE or RIGHT_EDGE or (not EVEN_N and REGION > 0)
-    )
+    MASKED: tl.constexpr = KEYS or SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN_N
     LINE: tl.constexpr = TAILS and REGION != 1
     for block in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
         cols = block + c
@@ -105,8 +104,8 @@ def _range(
                 reach,
                 edge,
                 stride_band_q,
-                left_slope[:, None] if SLOPES and PER_ROW else left_slope,
-                right_slope[:, None] if SLOPES and PER_ROW else right_slope,
+                left_slope[:, None] if SLOPES and ROW_TAILS else left_slope,
+                right_slope[:, None] if SLOPES and ROW_TAILS else right_slope,
                 SLOPES,
                 PER_ROW,
             )
@@ -114,7 +113,7 @@ def _range(
             shift, tilt = far_line(
                 left, left_slope, right, right_slope, rows + q_start, block, REGION, SLOPES
             )
-            if SLOPES and PER_ROW:
+            if SLOPES and ROW_TAILS:
                 logits += tilt[:, None] * c.to(tl.float32)[None, :]
             elif SLOPES:
                 logits += (tilt * c.to(tl.float32))[None, :]
@@ -428,7 +427,7 @@ def forward_kernel(
         else:
             start, stop = near_stop, high
         if REGION == 1 or not FAR:
-            acc, top, total, left_mass, right_mass = _range(
+            acc, top, total, left_mass, right_mass = attended_range(
                 acc,
                 top,
                 total,
@@ -474,6 +473,7 @@ def forward_kernel(
                 BAND,
                 TAILS,
                 SLOPES,
+                PER_ROW,
                 PER_ROW,
                 VALUES,
                 BEFORE,

@@ -12,6 +12,7 @@ from whence.kernels.triton_decode import decode, few
 from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
 from whence.kernels.triton_forward import forward_kernel
 
+NEAR = 32  # keys a step near the diagonal: look-ups take registers and shared memory
 BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
 
 
@@ -92,20 +93,23 @@ def forward(
     if inputs.table is not None:
         width = inputs.table.shape[1]
         mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
+    band = laid_out(q, inputs, numbers, far)
     if far is None and not numbers.dropout and few(n_q, k.shape[2], h // k.shape[1]):
+        flags = _flags(inputs, numbers)
+        del flags["DROPOUT"]
         decode(
-            *(q, k, v, inputs._asdict(), out, rest, lse, mass),
-            scale=numbers.scale,
+            *(q, k, v, _pointers(inputs, band)[:-1], _input_strides(inputs, band), inputs.table),
+            (out, rest, lse, mass),
+            reach=0 if inputs.band is None else inputs.band.shape[-1] // 2,
             q_start=numbers.q_start,
             before=numbers.before,
             after=numbers.after,
-            slopes=numbers.slopes,
+            scale=numbers.scale,
+            flags=flags,
+            shape=_shape(q, v),
             precision=_precision(q),
-            block_d=_padded(q.shape[-1]),
-            block_dv=_padded(d_v),
         )
-        return out, rest, lse, mass, None
-    band = laid_out(q, inputs, numbers, far)
+        return out, rest, lse, mass, band
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     tiles = _suited(tiles, by_row, near_alone=far is not None)
     launch(
@@ -127,7 +131,7 @@ def forward(
         GROUPS=h // k.shape[1],
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
-        NEAR_N=_near_step(tiles.keys, by_row),
+        NEAR_N=min(tiles.keys, NEAR),
         STAGES=tiles.stages,
         BAND=inputs.band is not None,
         **_flags(inputs, numbers),
@@ -174,13 +178,11 @@ def backward(
 ) -> Backward:
     """Gradients of q, k, v and, if wanted, band and tails."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
-    if band is None:  # forward did not need it
-        band = laid_out(q, inputs, numbers, far)
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited(by_keys, by_row, near_alone=far is not None)
-    if by_row:
-        by_keys = by_keys._replace(warps=8 if far is not None else by_keys.warps, stages=2)
+    if far is not None:  # staged look-ups only cost registers where no far tile follows
+        by_keys = by_keys._replace(stages=1, warps=8 if by_row else 4)
     delta = torch.empty_like(lse)
     d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
     d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
@@ -238,7 +240,7 @@ def backward(
         GROUPS=h // h_kv,
         BLOCK_M=by_rows.rows,
         BLOCK_N=by_rows.keys,
-        NEAR_N=_near_step(by_rows.keys, by_row or d_tails is not None or far is not None),
+        NEAR_N=min(by_rows.keys, NEAR),
         STAGES=by_rows.stages,
         EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
         ROW_BAND=row_band,
@@ -259,7 +261,7 @@ def backward(
         BLOCK_M=by_keys.rows,
         BLOCK_N=by_keys.keys,
         SIDES=sides is not None,
-        NEAR_M=_near_step(by_keys.rows, by_row or d > 64),
+        NEAR_M=min(by_keys.rows, NEAR if by_row or far is not None or d > 64 else by_keys.rows),
         STAGES=by_keys.stages,
         **elsewhere,
         EVEN=n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0,
@@ -329,18 +331,12 @@ def _shared_band(
 def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
     """The table's tiles, made for plain loops, where look-ups take registers too.
 
-    By counts of registers and spills for sm_90: a program that walks near tiles alone takes 64 rows
-    at most, and large tiles that look up a row's own numbers want twice the threads.
+    Measured on an H200: a program that walks near tiles alone, or looks up a row's own numbers,
+    takes 64 rows at most.
     """
-    if near_alone:
+    if near_alone or by_row:
         tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64), warps=4)
-    if by_row and tiles.rows * tiles.keys > 4096:
-        tiles = tiles._replace(warps=8)
     return tiles
-
-
-def _near_step(size: int, short: bool) -> int:
-    return min(size, 32) if short else size
 
 
 def _ceil(n: int, size: int) -> int:
@@ -367,19 +363,16 @@ def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Te
     return with_edges(inputs.band, inputs.tails, edge, numbers.before, numbers.after)
 
 
-def laid_out_shape(
-    q: Tensor, k: Tensor, inputs: Inputs, numbers: Numbers
-) -> tuple[int, ...] | None:
-    """The shape of what forward gives of `laid_out`."""
-    decodes = few(q.shape[2], k.shape[2], q.shape[1] // k.shape[1]) and not numbers.dropout
-    if inputs.band is None or (decodes and not numbers.far):
+def laid_out_shape(q: Tensor, inputs: Inputs, far_start: int) -> tuple[int, ...] | None:
+    """The shape of what `laid_out` makes."""
+    if inputs.band is None:
         return None
     if _per_row(inputs):
         return (*q.shape[:3], inputs.band.shape[-1] + 2)
     b, h = inputs.band.shape[:2]
     if inputs.tails is not None:
         b, h = max(b, inputs.tails.shape[1]), max(h, inputs.tails.shape[2])
-    return b, h, 1, 2 * _edge(inputs, numbers.far) + 1
+    return b, h, 1, 2 * _edge(inputs, far_start) + 1
 
 
 def _edge(inputs: Inputs, far_start: int) -> int:
