@@ -134,3 +134,80 @@ def test_autocast_and_activation_checkpointing_work() -> None:
         grads.append(torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()]))
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_finite_reach_takes_the_split_and_deterministic_mode_one_pass() -> None:
+    q, k, v = (torch.randn(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    bias = build("t5", n_heads=2, d_head=64).cuda().score_term(q, *[torch.arange(4096).cuda()] * 2)
+    assert "split: cuDNN" in str(explain(q, k, v, bias=bias))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "one pass" in str(explain(q, k, v, bias=bias))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("spec", ["tisa:reach=100", "t5", "shaw:clip=16"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_position_gradients_are_bitwise_equal_also_when_split(
+    spec: str, deterministic: bool
+) -> None:
+    torch.manual_seed(0)
+    method = build(spec, n_heads=2, d_head=64).cuda()
+    q, k, v = (torch.randn(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    pos = torch.arange(4096, device="cuda")
+    results = []
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        for _ in range(3):
+            bias, values = method.score_term(q, pos, pos), method.value_term(pos, pos)
+            out = attend(q, k, v, bias=bias, values=values, backend="fused")
+            slope = torch.ones_like(out) / 7
+            wanted = [*method.parameters(), *(leaves if deterministic else ())]
+            results.append([out, *torch.autograd.grad(out, wanted, slope)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_addresses_beyond_two_to_the_31_are_right() -> None:
+    b, h, n, d = 40, 16, 56_000, 64
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        pytest.skip("needs 60 GB of GPU memory")
+    assert b * h * n * d > 2**31
+    torch.manual_seed(0)
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    q, k, v = (torch.randn(b, h, n, d, **make).requires_grad_() for _ in range(3))
+    band = torch.randn(1, h, 1, 65, device="cuda", requires_grad=True)
+
+    def run(*heads: torch.Tensor) -> list[torch.Tensor]:
+        bias = LagBias(band[:, -1:] if heads[0].shape[1] == 1 else band, Line(), Line())
+        out = attend(*heads, bias=bias, window=64, backend="fused")
+        return [out, *torch.autograd.grad(out, heads, torch.ones_like(out))]
+
+    whole = [x[-1:, -1:] for x in run(q, k, v)]
+    alone = run(*(x.detach()[-1:, -1:].clone().requires_grad_() for x in (q, k, v)))
+    for a, b_ in zip(whole, alone, strict=True):
+        assert torch.equal(a, b_)
+
+
+@pytest.mark.parametrize("n_q", [1, 3])
+@pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "shaw:clip=16"])
+def test_decoding_steps_equal_the_definition(spec: str, n_q: int) -> None:
+    torch.manual_seed(0)
+    method = build(spec, n_heads=4, d_head=64, causal=True).cuda()
+    q = torch.randn(2, 4, n_q, 64, device="cuda")
+    k, v = (torch.randn(2, 2, 3000, 64, device="cuda") for _ in range(2))
+    k_pos = torch.arange(3000, device="cuda")
+    q_pos = k_pos[-n_q:]
+    bias, values = method.score_term(q, q_pos, k_pos), method.value_term(q_pos, k_pos)
+    found, wanted = (
+        attend(
+            *(x.to(dtype) for x in (q, k, v)), bias=bias, values=values, causal=True, backend=name
+        )
+        for dtype, name in ((torch.bfloat16, "fused"), (torch.float32, "reference"))
+    )
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=1e-2)

@@ -103,7 +103,7 @@ def weights_and_slopes(
         )
     if TAILS and REGION != 1:
         shift, tilt = far_line(
-            left, left_slope, right, right_slope, row + q_start, first, REGION, SLOPES
+            left, left_slope, right, right_slope, first_row + q_start - first, r, REGION, SLOPES
         )
         lse = lse - shift
         if SLOPES:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.triton_backward import weights_and_slopes
-from whence.kernels.triton_tile import LOG2E, load_tails
+from whence.kernels.triton_tile import LOG2E, load_rows, load_tails
 
 
 @triton.jit
@@ -130,6 +130,7 @@ def band_kernel(
     KEYS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """A share (program 1) of every n-th block-diagonal (program 0) of one head (program 2)."""
@@ -155,41 +156,25 @@ def band_kernel(
         for tile in range(start, stop):
             b = first_batch + tile // count
             row_block = row_low + tile % count
-            rows = row_block * BLOCK + r
-            cols = (row_block + diagonal) * BLOCK + r
-            row, column = rows.to(tl.int64), cols.to(tl.int64)
+            first, first_col = row_block * BLOCK, (row_block + diagonal) * BLOCK
+            rows = first + r
+            row = rows.to(tl.int64)
             on_row = rows < n_q
-            q = tl.load(
-                q_ptr + b * stride_q_b + h * stride_q_h + row[:, None] * stride_q_n + d[None, :],
-                mask=on_row[:, None] & (d < D)[None, :],
-                other=0.0,
+            q = load_rows(
+                q_ptr + b * stride_q_b + h * stride_q_h,
+                *(first, r[:, None], d[None, :], stride_q_n, n_q, D, BLOCK_D, EVEN),
             )
-            d_out = tl.load(
-                d_out_ptr
-                + b * stride_o_b
-                + h * stride_o_h
-                + row[:, None] * stride_o_n
-                + d_v[None, :],
-                mask=on_row[:, None] & (d_v < D_V)[None, :],
-                other=0.0,
+            d_out = load_rows(
+                d_out_ptr + b * stride_o_b + h * stride_o_h,
+                *(first, r[:, None], d_v[None, :], stride_o_n, n_q, D_V, BLOCK_DV, EVEN),
             )
-            k = tl.load(
-                k_ptr
-                + b * stride_k_b
-                + (h // GROUPS) * stride_k_h
-                + column[:, None] * stride_k_n
-                + d[None, :],
-                mask=(cols < n_k)[:, None] & (d < D)[None, :],
-                other=0.0,
+            k = load_rows(
+                k_ptr + b * stride_k_b + (h // GROUPS) * stride_k_h,
+                *(first_col, r[:, None], d[None, :], stride_k_n, n_k, D, BLOCK_D, EVEN),
             )
-            v = tl.load(
-                v_ptr
-                + b * stride_v_b
-                + (h // GROUPS) * stride_v_h
-                + column[:, None] * stride_v_n
-                + d_v[None, :],
-                mask=(cols < n_k)[:, None] & (d_v < D_V)[None, :],
-                other=0.0,
+            v = load_rows(
+                v_ptr + b * stride_v_b + (h // GROUPS) * stride_v_h,
+                *(first_col, r[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, EVEN),
             )
             place = (b * n_heads + h) * n_q
             lse = tl.load(lse_ptr + place + row, mask=on_row, other=0.0)
@@ -234,9 +219,9 @@ def band_kernel(
                 d_out,
                 lse[:, None],
                 delta[:, None],
-                row_block * BLOCK,
+                first,
                 r[:, None],
-                (row_block + diagonal) * BLOCK,
+                first_col,
                 r[None, :],
                 band_ptr + b * stride_band_b + h * stride_band_h + first_row * stride_band_q,
                 left,
@@ -263,7 +248,7 @@ def band_kernel(
                 stride_band_q,
                 1,
                 False,
-                False,
+                EVEN,
                 True,
                 TAILS,
                 SLOPES,

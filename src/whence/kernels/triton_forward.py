@@ -111,7 +111,7 @@ def attended_range(
             )
         if LINE:
             shift, tilt = far_line(
-                left, left_slope, right, right_slope, rows + q_start, block, REGION, SLOPES
+                left, left_slope, right, right_slope, first - block, r, REGION, SLOPES
             )
             if SLOPES and ROW_TAILS:
                 logits += tilt[:, None] * c.to(tl.float32)[None, :]

@@ -182,7 +182,7 @@ def backward(
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited(by_keys, by_row, near_alone=far is not None)
     if far is not None:  # staged look-ups only cost registers where no far tile follows
-        by_keys = by_keys._replace(stages=1, warps=8 if by_row else 4)
+        by_keys = by_keys._replace(stages=1 if d <= 64 else 2, warps=8 if by_row else 4)
     delta = torch.empty_like(lse)
     d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
     d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
@@ -307,6 +307,7 @@ def _shared_band(
         **options,
         GROUPS=h // k.shape[1],
         BLOCK=block,
+        EVEN=n_q % block == 0 and n_k % block == 0,
         num_warps=4,
         num_stages=2,
     )

@@ -87,22 +87,22 @@ def far_line(
     left_slope,
     right,
     right_slope,
-    position,
-    first,
+    ahead,  # position of r = 0, less that of the tile's first key
+    r,
     REGION: tl.constexpr,
     SLOPES: tl.constexpr,
 ):
-    """A far tile's bias as shift + tilt * column, the column counted from the tile's `first`."""
+    """A far tile's bias as shift + tilt * column, the column counted from the tile's first key."""
     if REGION == 0:
         shift = left
         tilt = -left_slope
         if SLOPES:
-            shift = left + left_slope * (position - first).to(tl.float32)
+            shift = left + left_slope * (ahead * 1.0) + left_slope * r.to(tl.float32)
     else:
         shift = right
         tilt = right_slope
         if SLOPES:
-            shift = right + right_slope * (first - position).to(tl.float32)
+            shift = right - right_slope * (ahead * 1.0) - right_slope * r.to(tl.float32)
     return shift, tilt
 
 
