@@ -708,20 +708,23 @@ def _query_range(
             place = skewed(d_band_ptr, zero, r, c[None, :], 2 * reach + 1)
             tl.store(place, d_logits, mask=inside & (cols < n_k)[None, :])
         if TAIL_SUMS:
-            if REGION == 0:
-                d_left += tl.sum(d_logits, 1)
+            slope = tl.sum(d_logits, 1)
+            slack += slope
             if REGION == 1:
                 d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
                 d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
-            if REGION == 2:
-                d_right += tl.sum(d_logits, 1)
+                left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
+                right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
+            elif REGION == 0:
+                d_left += slope
+                left_mass += tl.sum(weights, 1)
+            else:
+                d_right += slope
+                right_mass += tl.sum(weights, 1)
         if TAIL_SUMS and SLOPES:
             distance = tl.abs(lag).to(tl.float32)
             before_band = lag < -reach
             after_band = lag > reach
-            slack += tl.sum(d_logits, 1)
-            left_mass += tl.sum(tl.where(before_band, weights, 0.0), 1)
-            right_mass += tl.sum(tl.where(after_band, weights, 0.0), 1)
             left_reach += tl.sum(tl.where(before_band, weights * distance, 0.0), 1)
             right_reach += tl.sum(tl.where(after_band, weights * distance, 0.0), 1)
             d_left_slope += tl.sum(tl.where(before_band, d_logits * distance, 0.0), 1)
@@ -833,6 +836,7 @@ def query_kernel(
     FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
     CAUSAL: tl.constexpr,
     SIDES: tl.constexpr,
+    EXACT: tl.constexpr,  # precision of products with the value table, which is in float32
     PRECISION: tl.constexpr,
 ):
     """dQ of one block of query rows, and the gradients of what belongs to each row.
@@ -909,7 +913,7 @@ def query_kernel(
                 mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
                 other=0.0,
             )
-            d_mass = tl.dot(d_out.to(tl.float32), tl.trans(table), input_precision=PRECISION)
+            d_mass = tl.dot(d_out.to(tl.float32), tl.trans(table), input_precision=EXACT)
             inside = on_row[:, None] & (lag < width)[None, :]
             tl.store(d_mass_ptr + r[:, None] * width + lag[None, :], d_mass, mask=inside)
         tl.debug_barrier()  # the threads of this block read what others of them wrote
@@ -966,10 +970,13 @@ def query_kernel(
             CAUSAL,
         )
         d_mass = tl.sum(out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
-        d_left += tl.exp2(lse_left - lse) * d_mass
+        left_mass += tl.exp2(lse_left - lse)
+        d_left += left_mass * d_mass
         if not CAUSAL:
             d_mass = tl.sum(out_right * d_out.to(tl.float32), 1) - delta + d_right_mass
-            d_right += tl.exp2(lse_right - lse) * d_mass
+            right_mass += tl.exp2(lse_right - lse)
+            d_right += right_mass * d_mass
+        slack += d_left + d_right
     for REGION in tl.static_range(3):
         if REGION == 0:
             start, stop = low, near_start
@@ -1058,13 +1065,14 @@ def query_kernel(
                 TAIL_SUMS,
                 PRECISION,
             )
-    if TAIL_SUMS and SLOPES:
+    if TAIL_SUMS:
         # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
-        # delta, and distances would magnify it: take it out.
+        # delta; a tail that holds most of the row, or the distances of a slope, magnify it.
         d_left -= slack * left_mass
         d_right -= slack * right_mass
-        d_left_slope -= slack * left_reach
-        d_right_slope -= slack * right_reach
+        if SLOPES:
+            d_left_slope -= slack * left_reach
+            d_right_slope -= slack * right_reach
     d_q_sum *= scale
     if FAR:
         m = n_q - far_start

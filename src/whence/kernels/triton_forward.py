@@ -187,7 +187,7 @@ def _with_table(
     dropout,
     D_V: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """out + mass @ table. The near tiles left their logits at mass_ptr: they become the masses."""
     width = 2 * value_reach + 1
@@ -208,7 +208,7 @@ def _with_table(
             mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
             other=0.0,
         )
-        out = tl.dot(mass, table, out, input_precision=PRECISION)
+        out = tl.dot(mass, table, out, input_precision=EXACT)
     return out
 
 
@@ -330,6 +330,7 @@ def forward_kernel(
     REST: tl.constexpr,
     FAR: tl.constexpr,  # keys at |lag| >= far_start were attended to elsewhere: start from there
     CAUSAL: tl.constexpr,
+    EXACT: tl.constexpr,  # precision of products with the value table, which is in float32
     PRECISION: tl.constexpr,
 ):
     """One block of query rows of one head."""
@@ -506,7 +507,7 @@ def forward_kernel(
             dropout,
             D_V,
             BLOCK_DV,
-            PRECISION,
+            EXACT,
         )
     place = bh * n_q + row
     tl.store(lse_ptr + place, lse, mask=rows < n_q)

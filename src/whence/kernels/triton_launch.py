@@ -139,6 +139,7 @@ def forward(
         REST=rest is not None,
         FAR=far is not None,
         CAUSAL=far is not None and numbers.after == 0,
+        EXACT=_exact(q),
         PRECISION=_precision(q),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -246,6 +247,7 @@ def backward(
         ROW_BAND=row_band,
         REST=rest is not None,
         SIDES=sides is not None,
+        EXACT=_exact(q),
         **elsewhere,
         TAIL_SUMS=d_tails is not None,
         num_warps=by_rows.warps,
@@ -351,6 +353,11 @@ def _padded(d: int) -> int:
 def _precision(q: Tensor) -> str:
     """Products of float32 in float32: the tensor cores' short float would cost three digits."""
     return "ieee" if q.dtype == torch.float32 else "tf32"
+
+
+def _exact(q: Tensor) -> str:
+    """Products with a table of float32: three short ones give its digits, where speed counts."""
+    return "ieee" if q.dtype == torch.float32 else "tf32x3"
 
 
 def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:
