@@ -92,6 +92,8 @@ def bars() -> Iterable[Bar]:
     ours, dense = attention(OURS, TISA, TOKENS), attention("eager", TISA, TOKENS)
     yield bar("eager over TISA, n=16,384, time", dense, ours, "at least", 60.0)
     yield bar("eager over TISA, n=16,384, extra memory", dense, ours, "at least", 200.0, extra)
+    gather = attention("eager-gather", TISA, TOKENS)
+    yield bar("eager with a gathered bias over TISA, n=16,384", gather, ours, "at least", 60.0)
     for d in (64, 128):
         for method in (REACH, "t5"):
             for n in (8192, TOKENS, 2 * TOKENS):
@@ -187,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder")
     parser.add_argument("--seconds", type=float, default=300.0, help="after which it ends")
     parser.add_argument("--only", help="bars whose name has this text, in any case")
+    parser.add_argument("--skip", help="bars whose name has this text, in any case, are left out")
     parser.add_argument("--commit", help="of the sources, where git cannot tell")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -203,6 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.commit:
         session.machine["commit"] = options.commit
     chosen = [bar for bar in bars() if (options.only or "").lower() in bar.what.lower()]
+    if options.skip:
+        chosen = [bar for bar in chosen if options.skip.lower() not in bar.what.lower()]
     found = measure(session, chosen)
     held = [bar["held"] for bar in found]
     print(

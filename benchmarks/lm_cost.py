@@ -3,9 +3,9 @@
     python benchmarks/lm_cost.py [--out results/lm/cost.json] [--seconds 240] [--commit ID]
 
 One step is forward, backward and AdamW under bfloat16 autocast; contenders take turns, step by
-step, so that a drift of the clock is a drift of all. NoPE runs on FlashAttention. Bars: at n = 512 and
-4,096 TISA costs at most 3% and Shaw's keys and values at most 7% of the tokens a second, which is
-what Shaw's own paper reports; the article's algorithm is measured beside them where it fits.
+step, so that a drift of the clock is a drift of all. NoPE runs on FlashAttention. Bars: at n = 512
+and 4,096 TISA costs at most 3% and Shaw's keys and values at most 7% of the tokens a second, which
+is what Shaw's own paper reports; the article's algorithm is measured beside them where it fits.
 """
 
 import argparse

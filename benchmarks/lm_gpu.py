@@ -6,8 +6,9 @@
 A 12-layer model of 30 million parameters at n = 512, bfloat16, the same budget for each method,
 three seeds: all methods with the first seed, then with the second, then the third, so that what the
 time did not suffice for is a seed and not a method. The same command goes on where the last one
-ended: in the middle of a run on the same machine; on a fresh one, with the packed state of the last, after
-the last finished run. It exits with 3 until all is done.
+ended: in the middle of a run on the same machine; on a fresh one, with the packed state of the
+last, after the last finished run. It exits with 3 until all is done. `whence report OUT` then draws
+the page, where plotly is installed.
 """
 
 import argparse
@@ -19,11 +20,10 @@ from pathlib import Path
 
 import torch
 
-from whence.analysis.language import Language
+from whence.analysis.language import Language, ranked
 from whence.bench.machine import machine
 from whence.experiments import LMConfig, run_lm
 from whence.experiments.training import OutOfTimeError
-from whence.report.lm_table import formatted
 
 METHODS = (  # the best known first, the slowest last
     "nope",
@@ -135,6 +135,16 @@ def run(config: LMConfig, out: Path, facts: dict[str, object], seconds: float) -
     return True
 
 
+def show(results: Language) -> None:
+    """Losses at each length in plain text: a machine with a GPU need not have what pages need."""
+    print("method", *results.lengths, "tokens/s", sep="\t")
+    for row in ranked(results):
+        cells = ["-" if x is None else f"{x.mean:.3f} ({x.n})" for x in row.scratch]
+        print(row.method, *cells, f"{row.tokens_a_second or 0:,.0f}", sep="\t")
+        for text in row.stopped:
+            print(f"  {text}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
@@ -161,9 +171,8 @@ def main() -> None:
     finally:
         if options.pack is not None:
             pack(options.out, options.pack)
-    results = options.out / "lm.json"
-    if results.is_file() and Language.load(results).jobs:
-        print(formatted(Language.load(results), "markdown"))
+    if (options.out / "lm.json").is_file():
+        show(Language.load(options.out / "lm.json"))
     sys.exit(0 if done else UNFINISHED)
 
 

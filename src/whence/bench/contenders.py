@@ -88,6 +88,25 @@ def eager(problem: Problem) -> Tensor:
     return torch.softmax(logits, dim=-1) @ call.v
 
 
+def eager_gather(problem: Problem) -> Tensor:
+    """The n x n way with the bias gathered from its values by lag, as one writes it first.
+
+    The gradient of a gather adds up n x n numbers one by one.
+    """
+    call = problem.call()
+    sight, device = call.sight, call.q.device
+    require(call.lag is not None and call.values is None, "eager-gather is for a bias by lag.")
+    assert call.lag is not None
+    lowest = -(sight.q_start + sight.n_q - 1)
+    lags = torch.arange(lowest, sight.n_k - sight.q_start, device=device)
+    curve = call.lag.at(lags).expand(1, call.q.shape[1], sight.n_q, -1)
+    q_pos = torch.arange(sight.n_q, device=device) + sight.q_start
+    place = torch.arange(sight.n_k, device=device) - q_pos[:, None] - lowest
+    bias = curve.to(call.q.dtype).gather(-1, place.expand(*curve.shape[:3], -1))
+    logits = (call.q * call.scale) @ call.k.transpose(-1, -2) + bias
+    return torch.softmax(logits, dim=-1) @ call.v
+
+
 def sdpa_dense(problem: Problem) -> Tensor:
     """PyTorch's attention with the dense bias as its mask."""
     call = problem.call()
@@ -159,6 +178,9 @@ PEERS = {
     ),
     "plain": Contender("SDPA, no bias", _only(plain()), positioned=False),
     "eager": Contender("eager, n x n", _only(eager), formula=True, needs=square_bytes),
+    "eager-gather": Contender(
+        "eager, n x n, bias by gather", _only(eager_gather), formula=True, needs=square_bytes
+    ),
     "sdpa-dense": Contender(
         "SDPA, dense bias", _only(sdpa_dense), formula=True, needs=square_bytes
     ),
