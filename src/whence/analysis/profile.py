@@ -42,7 +42,7 @@ def lag_profiles(
     at_least(2, pieces=pieces)
     at_least(SHORTEST, length=length)
     say = note or (lambda sentence: None)
-    with _quiet():
+    with quiet():
         stack = _loaded(str(model))
         check_layers(layers, n_layers(stack))
         most = _longest(stack)
@@ -88,8 +88,8 @@ def measure(
 
     for piece, ids in enumerate(text.ids):
         # The first piece goes through all layers, to see that they are as many as announced.
-        softmaxes = _Softmaxes(len(ids), see, depth if piece == 0 else max(wanted, default=0))
-        with torch.inference_mode(), softmaxes, suppress(_Enough):
+        softmaxes = Softmaxes(len(ids), see, depth if piece == 0 else max(wanted, default=0))
+        with torch.inference_mode(), softmaxes, suppress(Enough):
             stack(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]))
         require(
             piece > 0 or softmaxes.seen == depth,
@@ -141,13 +141,13 @@ def _by_lag(logits: Float[Tensor, "h n n"], layer: int) -> _ByLag:
     mean = filled.sum(dim=2, keepdim=True) / there.sum(dim=1, keepdim=True).clamp(min=1)
     centred = (filled - mean).where(there, 0)
     return _ByLag(
-        _skewed(centred).sum(dim=1).numpy(),
+        skewed(centred).sum(dim=1).numpy(),
         centred.square().sum(dim=(1, 2)).numpy(),
-        _skewed(there[None].double())[0].numpy(),
+        skewed(there[None].double())[0].numpy(),
     )
 
 
-def _skewed(x: Float[Tensor, "h n n"]) -> Float[Tensor, "h n lag"]:
+def skewed(x: Float[Tensor, "h n n"]) -> Float[Tensor, "h n lag"]:
     """Row i, column lag + n - 1: each row moved so that one lag is one column, zeros around."""
     h, n, _ = x.shape
     flat = nn.functional.pad(x.flip(-1), (0, n)).reshape(h, -1)[:, : n * (2 * n - 1)]
@@ -198,11 +198,11 @@ def _inverse(entries: Floats) -> Floats:
     return inverse
 
 
-class _Enough(Exception):  # noqa: N818 - nothing went wrong
+class Enough(Exception):  # noqa: N818 - nothing went wrong
     """The last layer of interest has been seen."""
 
 
-class _Softmaxes(TorchFunctionMode):
+class Softmaxes(TorchFunctionMode):
     """Hands the input of each softmax over n x n logits to `see`, numbered in order of layers.
 
     Every eager attention of transformers calls softmax once a layer, so no module is touched and
@@ -223,7 +223,7 @@ class _Softmaxes(TorchFunctionMode):
                 self.see(self.seen, logits[0])
                 self.seen += 1
                 if self.seen > self.last:
-                    raise _Enough
+                    raise Enough
         return func(*args, **(kwargs or {}))
 
 
@@ -271,7 +271,7 @@ def _longest(stack: Any) -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and no advice from transformers, whose settings are put back after."""
     from transformers.utils import logging
 

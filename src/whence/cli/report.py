@@ -10,9 +10,11 @@ from whence.cli.errors import one_line_errors
 from whence.cli.inspect import FORMATS
 from whence.cli.progress import progress_bar
 
+LANGUAGE = "lm.json"  # what whence lm leaves
+
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Where inspect or compare-checkpoints wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Where inspect, compare-checkpoints or lm wrote.")],
     formats: Annotated[
         list[str], typer.Option("--format", metavar="|".join(FORMATS), help="Of the figures.")
     ] = ["png"],  # noqa: B006  typer copies it
@@ -25,6 +27,9 @@ def report(
         for name in formats:
             one_of("format", name, FORMATS)
         require(folder.is_dir(), f"there is no folder {folder}.")
+        if (folder / LANGUAGE).is_file():
+            typer.echo(f"wrote {_language(folder)}")
+            return
         with progress_bar() as say:
             from whence.report.folder import read_folder, write_folder
 
@@ -35,3 +40,11 @@ def report(
             )
             page = write_folder(folder, results, formats=formats, progress=say)
     typer.echo(f"wrote {page}")
+
+
+def _language(folder: Path) -> Path:
+    """The page of a comparison of methods."""
+    from whence.analysis.language import Language
+    from whence.report.lm_page import write_lm_report
+
+    return write_lm_report(Language.load(folder / LANGUAGE), folder)

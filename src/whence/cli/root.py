@@ -16,8 +16,10 @@ from whence.cli.bench import bench
 from whence.cli.compare import compare_checkpoints
 from whence.cli.criteria import criteria
 from whence.cli.demo import demo
+from whence.cli.distill import distill
 from whence.cli.explain import explain
 from whence.cli.inspect import inspect
+from whence.cli.lm import lm
 from whence.cli.methods import methods
 from whence.cli.params import params
 from whence.cli.report import report
@@ -39,9 +41,11 @@ app.command()(criteria)
 app.command()(params)
 app.command()(inspect)
 app.command()(compare_checkpoints)
+app.command()(distill)
 app.command()(report)
 app.command()(bench)
 app.command()(tune)
+app.command()(lm)
 
 
 def _version(wanted: bool) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from whence.kernels.call import AttentionCall
 from whence.kernels.mask import Sight
-from whence.lag import LagBias, Line
+from whence.lag import LagBias
 
 
 def refuse(call: AttentionCall) -> str | None:
@@ -20,6 +20,8 @@ def refuse(call: AttentionCall) -> str | None:
         return "has no place for a value of each lag (Shaw's values). Take backend='sdpa'."
     if call.dense:
         return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
+    if _sloped_rows(call.lag):
+        return "takes no slope that differs from query to query. Take backend='sdpa'."
     if call.dropout:
         return "has no dropout. Take backend='sdpa', or dropout=0.0."
     if call.q.device.type == "cpu" and _needs_gradients(call):
@@ -41,7 +43,10 @@ def note(call: AttentionCall) -> str:
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """flex_attention with the lag bias as score_mod and everything else as a block mask."""
     sight, on_gpu = call.sight, call.q.device.type == "cuda"
-    score_mod = None if call.lag is None else _score_mod(call.lag, sight.q_start)
+    longest = max(sight.q_start + sight.n_q - 1, sight.n_k - 1 - sight.q_start, 0)
+    score_mod = None
+    if call.lag is not None:
+        score_mod = _score_mod(_looked_up(call.lag, longest), sight.q_start)
     visible = _mask_mod(sight)
     block_mask = None
     if visible is not None:
@@ -52,7 +57,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     attention = cast(Callable[..., Tensor], flex_attention)
     q, k, v = call.q, call.k, call.v
     if on_gpu:
-        attention = torch.compile(attention)
+        attention = torch.compile(attention, dynamic=False)  # a reach as a symbol does not compile
     else:
         q, k, v = q.detach(), k.detach(), v.detach()
     with warnings.catch_warnings():  # that it is not compiled on a CPU is what `note` says
@@ -77,32 +82,40 @@ def _needs_gradients(call: AttentionCall) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def _score_mod(lag_bias: LagBias, q_start: int) -> Callable[..., Tensor]:
-    band, reach = lag_bias.band, lag_bias.reach
-    left, right = lag_bias.left, lag_bias.right
+def _sloped_rows(lag: LagBias | None) -> bool:
+    if lag is None or lag.left is None or lag.right is None:
+        return False
+    slopes = [line.slope for line in (lag.left, lag.right) if line.slope is not None]
+    return any(lag.band.shape[2] > 1 or slope.shape[2] > 1 for slope in slopes)
 
-    def at(x: Tensor, b: Tensor, h: Tensor, q: Tensor) -> Tensor:
-        axes = zip((b, h, q), x.shape[:3], strict=True)
-        return x[tuple(i if size > 1 else torch.zeros_like(i) for i, size in axes)]
 
-    def tail(line: Line, b: Tensor, h: Tensor, q: Tensor, distance: Tensor) -> Tensor:
-        value = torch.zeros_like(distance, dtype=band.dtype)
-        if line.const is not None:
-            value = value + at(line.const, b, h, q)
-        if line.slope is not None:
-            value = value + at(line.slope, b, h, q) * distance
-        return value
+def _looked_up(lag: LagBias, longest: int) -> Float[Tensor, "b h q lag"]:
+    """A band in which every lag is one look-up, clipped to its ends: compilers fail on more.
+
+    That of a head is widened to the longest lag. That of a query gets its constant tails as ends.
+    """
+    if lag.left is None or lag.right is None or lag.reach >= longest:
+        return lag.band
+    lines = [x for line in (lag.left, lag.right) for x in (line.const, line.slope)]
+    if all(x is None or x.shape[2] == 1 for x in (lag.band, *lines)):
+        return lag.widen(longest).band
+    shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        lag.band.shape[:3], *(x.shape for x in lines if x is not None)
+    )
+    zero = lag.band.new_zeros(1, 1, 1)
+    ends = (zero if line.const is None else line.const for line in (lag.left, lag.right))
+    left, right = (end.expand(shape)[..., None] for end in ends)
+    return torch.cat([left, lag.band.expand(*shape, -1), right], dim=-1)
+
+
+def _score_mod(band: Float[Tensor, "b h q lag"], q_start: int) -> Callable[..., Tensor]:
+    reach = band.shape[-1] // 2
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         lag = k - (q + q_start)
         axes = zip((b, h, q), band.shape[:3], strict=True)
         place = [i if size > 1 else torch.zeros_like(i) for i, size in axes]
-        bias = band[(*place, lag.clamp(-reach, reach) + reach)]
-        if left is not None and right is not None:
-            distance = lag.abs()
-            bias = torch.where(lag < -reach, tail(left, b, h, q, distance), bias)
-            bias = torch.where(lag > reach, tail(right, b, h, q, distance), bias)
-        return score + bias
+        return score + band[(*place, lag.clamp(-reach, reach) + reach)]
 
     return score_mod
 

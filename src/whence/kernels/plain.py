@@ -80,7 +80,8 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
         return CPU if d == v.shape[-1] else None
     if q.dtype not in HALF or d != v.shape[-1] or d % 8:
         return None
-    newer = torch.cuda.get_device_capability(q.device) >= (9, 0)
+    # Without a GPU the question is `explain`'s: it gets the answer for a new one.
+    newer = not torch.cuda.is_available() or torch.cuda.get_device_capability(q.device) >= (9, 0)
     allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     if newer and d <= 128 and allowed:
         return CUDNN

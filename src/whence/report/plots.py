@@ -34,7 +34,7 @@ def heat_map(table: TableReport) -> Plot:
         "z": packed(gram),
         "x": packed(place),
         "y": packed(place),
-        "colorscale": _scale(INNER_PRODUCTS),
+        "colorscale": scale(INNER_PRODUCTS),
         "zmin": low,
         "zmax": high,
         "zsmooth": "fast" if len(gram) > 128 else False,
@@ -42,7 +42,7 @@ def heat_map(table: TableReport) -> Plot:
         "hovertemplate": "positions %{y} and %{x}<br>inner product %{z:.4g}<extra></extra>",
     }
     square = {"constrain": "domain", "showgrid": False, "zeroline": False}
-    return _plot(
+    return plot(
         [trace],
         xaxis={**square, "title": {"text": "position"}},
         yaxis={**square, "autorange": "reversed", "scaleanchor": "x"},
@@ -91,7 +91,7 @@ def windows(inspections: Sequence[Inspection], field: str) -> Plot:
                 }
             )
     ends = sorted({end for trace in traces for end in trace["x"]})
-    return _plot(
+    return plot(
         traces,
         xaxis={"type": "log", "title": {"text": "window: rows up to"}, "tickvals": ends},
         yaxis={"range": [-0.03, 1.03], "title": {"text": "R²"}},
@@ -104,7 +104,7 @@ def explained(table: TableReport) -> Plot:
     """Share of the variance, summed over components."""
     share = np.cumsum(table.explained)
     count = np.arange(1, len(share) + 1)
-    return _plot(
+    return plot(
         [
             {
                 "type": "scatter",
@@ -125,7 +125,7 @@ def component(table: TableReport, number: int, what: str) -> Plot:
     along = what == "values"
     x = np.arange(len(part.values)) if along else part.frequency
     hover = "position %{x}: %{y:.3g}" if along else "%{x:.3f} cycles a position: %{y:.1%}"
-    return _plot(
+    return plot(
         [
             {
                 "type": "scatter",
@@ -164,14 +164,14 @@ def head_matrix(head: HeadReport) -> Plot:
     trace = {
         "type": "heatmap",
         "z": packed(corner),
-        "colorscale": _scale(ATTENTION),
+        "colorscale": scale(ATTENTION),
         "showscale": False,
         "zmin": low,
         "zmax": high if high > low else low + 1,
         "hovertemplate": "query %{y}, key %{x}: %{z:.3g}<extra></extra>",
     }
     upside = {**axis, "autorange": "reversed", "scaleanchor": "x"}
-    return _plot([trace], xaxis=axis, yaxis=upside, margin={"l": 24, "r": 4, "t": 2, "b": 20})
+    return plot([trace], xaxis=axis, yaxis=upside, margin={"l": 24, "r": 4, "t": 2, "b": 20})
 
 
 def profile(entry: LagProfile) -> Plot:
@@ -202,7 +202,7 @@ def criterion(inspection: Inspection) -> Plot:
         }
         for entry in inspection.fits
     ]
-    return _plot(
+    return plot(
         traces,
         xaxis={"title": {"text": "S, Gaussians"}, "dtick": 1},
         yaxis={
@@ -241,7 +241,7 @@ def steps(comparison: Comparison, field: str) -> Plot:
                         "hovertemplate": "%{text}<br>R² %{y:.3f}",
                     }
                 )
-    return _plot(
+    return plot(
         traces,
         xaxis={"title": {"text": "training step" if stepped else ""}, "automargin": True},
         yaxis={"range": [-0.03, 1.03], "title": {"text": "R²"}},
@@ -264,7 +264,7 @@ def scores(comparison: Comparison, field: str) -> Plot:
         "marker": {"color": "@blue", "size": 9},
         "hovertemplate": "%{text}<br>R² %{x:.3f}, score %{y:g}<extra></extra>",
     }
-    return _plot(
+    return plot(
         [trace],
         xaxis={"title": {"text": "R²"}, "range": _roomy(trace["x"])},
         yaxis={"title": {"text": "score"}, "range": _roomy(trace["y"])},
@@ -287,7 +287,7 @@ def _roomy(values: Any) -> list[float]:
     return [low - room, high + room]
 
 
-def _scale(name: str) -> list[list[Any]]:
+def scale(name: str) -> list[list[Any]]:
     """A colour map of the figures, for plotly."""
     return [[place / 16, to_hex(colormaps[name](place / 16))] for place in range(17)]
 
@@ -319,7 +319,7 @@ def _band(lag: Array, low: Array, high: Array, color: str) -> list[Plot]:
 
 
 def _tile(traces: list[Plot], lag: Array, lines: Sequence[Array]) -> Plot:
-    return _plot(
+    return plot(
         traces,
         xaxis={"nticks": 5, "range": [float(lag.min()), float(lag.max())]},
         yaxis={"nticks": 4, "range": list(inner_limits(lag, *lines)), "exponentformat": "e"},
@@ -327,7 +327,8 @@ def _tile(traces: list[Plot], lag: Array, lines: Sequence[Array]) -> Plot:
     )
 
 
-def _plot(traces: list[Plot], **layout: Any) -> Plot:
+def plot(traces: list[Plot], **layout: Any) -> Plot:
+    """Traces with a layout that the given one adds to."""
     return {
         "data": traces,
         "layout": {

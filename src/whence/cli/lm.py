@@ -1,0 +1,218 @@
+"""`whence lm`: the same model trained with each method on the same data, and compared."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from whence.checks import one_of, require
+from whence.cli.errors import one_line_errors
+from whence.cli.progress import progress_bar
+from whence.cli.specs import read_specs
+
+if TYPE_CHECKING:
+    from whence.analysis.language import Language
+
+FORMATS = ("text", "markdown", "latex")
+UNFINISHED = 3
+
+
+def lm(
+    methods: Annotated[
+        str | None, typer.Option(help="For example tisa:kernels=5,t5,rope.", show_default=False)
+    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="The text, in UTF-8.")] = None,
+    valid: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Text to test on; else a tenth of the text.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="copy|reverse|recall|back", help="In place of a text."),
+    ] = None,
+    distance: Annotated[int | None, typer.Option(help="Of the task back; 8 unless given.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(metavar="causal|masked", help="Causal unless given.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs a method; 1 unless given.")] = None,
+    train_length: Annotated[int | None, typer.Option(help="Tokens a sequence of training.")] = None,
+    eval_lengths: Annotated[
+        str | None, typer.Option(help="To test at, for example 512,1024,2048.", show_default=False)
+    ] = None,
+    eval_tokens: Annotated[int | None, typer.Option(help="Scored at each length, about.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Of the byte-level BPE.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="FILE", help="tokenizer.json of a run on the same data.")
+    ] = None,
+    n_layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,
+    n_heads: Annotated[int | None, typer.Option(help="Heads of a layer.")] = None,
+    d_model: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="0 unless given.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences a step, over all processes.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Passes that make up a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="At its highest.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps up to it; then a cosine.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
+    log_every: Annotated[int | None, typer.Option(help="Steps between looks at the loss.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="Mixed precision.")] = None,
+    compile_: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="With torch.compile.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="auto|cpu|cuda", help="A GPU if there is one.")
+    ] = None,
+    keep_models: Annotated[
+        bool | None, typer.Option("--keep-models", help="Keep the trained weights.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="Options by name; flags win over it.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="local|ADDRESS", help="Run jobs in parallel on a Ray cluster."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End in order after this time; the same command goes on.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the printed table.")
+    ] = "text",
+    out: Annotated[
+        Path, typer.Option(help="The folder for results and page; made if missing.")
+    ] = Path("out/lm"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Train the same model with each method on the same data, and rank the methods.
+
+    Loss at each length, speed, memory, parameters, lag curves. Every run is a job of its own: one
+    that is finished is not run again, one that was killed goes on from its last checkpoint and ends
+    with the same numbers.
+    """
+    with one_line_errors():
+        one_of("format", form, FORMATS)
+        require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
+        flags: dict[str, Any] = {
+            "methods": None if methods is None else read_specs(methods),
+            "data": data,
+            "valid": valid,
+            "task": task,
+            "distance": distance,
+            "objective": objective,
+            "seeds": seeds,
+            "train_length": train_length,
+            "eval_lengths": _numbers(eval_lengths),
+            "eval_tokens": eval_tokens,
+            "vocab_size": vocab_size,
+            "tokenizer": tokenizer,
+            "n_layers": n_layers,
+            "n_heads": n_heads,
+            "d_model": d_model,
+            "dropout": dropout,
+            "steps": steps,
+            "batch": batch,
+            "accumulate": accumulate,
+            "learning_rate": learning_rate,
+            "warmup": warmup,
+            "weight_decay": weight_decay,
+            "log_every": log_every,
+            "save_every": save_every,
+            "bf16": bf16,
+            "compile": compile_,
+            "device": device,
+            "keep_models": keep_models,
+        }
+        deadline = None if seconds is None else time.monotonic() + seconds
+        found, page = compared(config, flags, out, deadline=deadline, ray=ray)
+    if page is None:
+        return
+    show(found, form=form, as_json=as_json)
+    if not as_json:
+        typer.echo(f"wrote {page}")
+
+
+def compared(
+    config: Path | None,
+    flags: dict[str, Any],
+    out: Path,
+    *,
+    deadline: float | None = None,
+    ray: str | None = None,
+) -> tuple["Language", Path | None]:
+    """Everything that the command does before it prints; no page but for the first process."""
+    from whence.bench.machine import machine
+    from whence.experiments.config import read_config
+    from whence.experiments.sweep import run_lm
+    from whence.experiments.training import OutOfTimeError, device_of, processes
+    from whence.report.folder import check_folder
+
+    read = read_config(config, flags)
+    read_specs(",".join(read.methods))
+    check_folder(out)
+    try:
+        with progress_bar(left=True) as say:
+            found = run_lm(
+                read,
+                out,
+                machine=machine(device_of(read).type),
+                say=say,
+                deadline=deadline,
+                ray=ray,
+            )
+    except OutOfTimeError as error:
+        typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)
+        raise SystemExit(UNFINISHED) from None
+    if processes()[0] > 0:
+        return found, None
+    from whence.report.lm_page import write_lm_report
+
+    return found, write_lm_report(found, out)
+
+
+def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:
+    """The ranking, and why a cell is empty."""
+    from whence.analysis.language import ranked
+    from whence.report.lm_table import formatted, rank_table, reasons
+
+    if as_json:
+        rows = [json.loads(row.to_json()) for row in ranked(results)]
+        typer.echo(json.dumps({"lengths": results.lengths, "rows": rows}, indent=1))
+        return
+    if form != "text":
+        typer.echo(formatted(results, form))
+        return
+    found = rank_table(results)
+    console = Console(highlight=False, markup=False)
+    table = Table(
+        box=box.SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,
+        padding=(0, 1, 0, 0),
+        caption=found.caption,
+        caption_justify="left",
+    )
+    table.add_column(found.head[0], no_wrap=True)
+    for heading in found.head[1:]:
+        first, _, last = heading.replace("/s", " /s").rpartition(" ")
+        table.add_column(f"{first}\n{last}" if first else last, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*row)
+    console.print(table)
+    for line in reasons(results):
+        console.print(line, soft_wrap=True)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    pieces = [piece.strip() for piece in text.split(",")]
+    for piece in pieces:
+        require(
+            piece.isdigit(), f"--eval-lengths takes whole numbers such as 512,1024, got {text!r}."
+        )
+    return tuple(int(piece) for piece in pieces)

@@ -1,0 +1,62 @@
+"""The folder of a distilled model: built aside, then moved to its place, whole or not at all."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from whence.analysis.profile import quiet
+from whence.checks import require
+from whence.distill.originals import Original
+from whence.distill.results import Distillation
+
+RESULT = "distill.json"
+# What sentence-transformers reads beside the model: how to pool its outputs.
+BESIDE = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """Refuse a folder that would lose something, before any work.
+
+    With `force` a folder is replaced if `distill` wrote it, which its distill.json shows.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    require(out.is_dir(), f"{out} is a file: give a folder.")
+    require(force, f"{out} exists already. Give another folder, or --force to replace it.")
+    require(
+        (out / RESULT).is_file(),
+        f"{out} has no {RESULT}, so distill did not write it and does not replace it. Give "
+        "another folder, or remove it by hand.",
+    )
+
+
+def written(
+    model: PreTrainedModel, original: Original, result: Distillation, out: Path, *, force: bool
+) -> None:
+    """Model, tokenizer and result, and what sentence-transformers needs to pool, if it is there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        new, old = aside / "new", aside / "old"
+        with quiet():
+            model.cpu().save_pretrained(new)
+        if original.tokenizer is not None:
+            if not result.options["keep_table"]:  # its limit was the table's
+                original.tokenizer.model_max_length = VERY_LARGE_INTEGER
+            original.tokenizer.save_pretrained(new)
+        folder = original.checkpoint.folder
+        for path in (*(folder / name for name in BESIDE), *folder.glob("[0-9]_*/config.json")):
+            if path.is_file():
+                target = new / path.relative_to(folder)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target)
+        result.save(new / RESULT)
+        check_out(out, force=force)  # it may have come meanwhile
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,151 @@
+"""The frozen configuration of a language-modelling comparison, from TOML and flags."""
+
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from whence.analysis.stored import Result
+from whence.checks import at_least, one_of, require, unknown
+
+OBJECTIVES = ("causal", "masked")
+TASKS = ("text", "copy", "reverse", "recall", "back")
+DEVICES = ("auto", "cpu", "cuda")
+# What may differ between two runs into one folder: which jobs, where they run, and the names of
+# files, whose content is compared instead.
+FREE = ("methods", "seeds", "data", "valid", "tokenizer", "device", "keep_models")
+
+
+@dataclass(frozen=True, eq=False)
+class LMConfig(Result):
+    """One comparison: every method with every seed, else the same in all.
+
+    `batch` is sequences a step over all processes, cut into `accumulate` passes. A learned table
+    has `train_length` positions. `distance` is the k of the task "back".
+    """
+
+    methods: tuple[str, ...]
+    data: str | None = None  # a text file; needed for the task "text"
+    valid: str | None = None  # another one; the last tenth of `data` unless given
+    tokenizer: str | None = None  # of an earlier run on the same data; trained unless given
+    task: str = "text"
+    distance: int = 8
+    objective: str = "causal"
+    seeds: int = 1
+    train_length: int = 128
+    eval_lengths: tuple[int, ...] = (128, 256, 512)
+    eval_tokens: int = 16_384  # scored at each length, about
+    vocab_size: int = 1024
+    n_layers: int = 4
+    n_heads: int = 4
+    d_model: int = 128
+    dropout: float = 0.0  # of the embedding and of what is added to the residual
+    steps: int = 200
+    batch: int = 16
+    accumulate: int = 1
+    learning_rate: float = 1e-3
+    warmup: int = 20
+    weight_decay: float = 0.1
+    log_every: int = 10
+    save_every: int = 50
+    bf16: bool = False
+    compile: bool = False
+    device: str = "auto"
+    keep_models: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("task", self.task, TASKS)
+        one_of("objective", self.objective, OBJECTIVES)
+        one_of("device", self.device, DEVICES)
+        require(len(self.methods) > 0, "a comparison needs one method or more, got none.")
+        at_least(
+            1,
+            seeds=self.seeds,
+            distance=self.distance,
+            eval_tokens=self.eval_tokens,
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            d_model=self.d_model,
+            steps=self.steps,
+            batch=self.batch,
+            accumulate=self.accumulate,
+            log_every=self.log_every,
+            save_every=self.save_every,
+        )
+        at_least(0, warmup=self.warmup)
+        at_least(4, train_length=self.train_length, **{"eval_lengths": min(self.eval_lengths)})
+        require(
+            self.train_length in self.eval_lengths,
+            f"eval_lengths must hold train_length = {self.train_length}, by which methods are "
+            f"ranked, got {', '.join(map(str, self.eval_lengths))}.",
+        )
+        require(
+            self.save_every % self.log_every == 0,
+            "save_every must be a multiple of log_every, so that a loss is looked at before each "
+            f"checkpoint, got {self.save_every} and {self.log_every}.",
+        )
+        require(
+            self.batch % self.accumulate == 0,
+            f"batch must be a multiple of accumulate, got {self.batch} and {self.accumulate}.",
+        )
+        require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}.")
+        require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}.")
+        require(
+            (self.data is not None) == (self.task == "text"),
+            "the task 'text' needs a text file as data, and no other task takes one: "
+            f"got task {self.task!r} and data {self.data!r}.",
+        )
+        require(
+            self.task == "text" or self.objective == "causal",
+            f"the task {self.task!r} is for the causal objective, got {self.objective!r}.",
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    def fixed(self) -> dict[str, Any]:
+        """What two runs into one folder must have in common."""
+        return {key: value for key, value in self.plain().items() if key not in FREE}
+
+
+def fingerprint(fixed: dict[str, Any], data_sha256: str) -> str:
+    """A name for an experiment: its configuration and the content of its data."""
+    text = json.dumps([fixed, data_sha256], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_config(path: Path | None, flags: dict[str, Any]) -> LMConfig:
+    """A TOML file with the fields of LMConfig, over which flags that are not None win."""
+    found: dict[str, Any] = {}
+    if path is not None:
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not TOML: {error}.") from None
+    hints = typing.get_type_hints(LMConfig)
+    names = [field.name for field in fields(LMConfig)]
+    for name in found:
+        require(name in names, unknown(f"option in {path}", name, names))
+    found |= {name: value for name, value in flags.items() if value is not None}
+    require("methods" in found, "name the methods to compare: --methods tisa,rope,alibi.")
+    return LMConfig(**{name: _typed(name, hints[name], value) for name, value in found.items()})
+
+
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    """A value of TOML as the field's type, or an error that names the field."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        require(isinstance(value, (list, tuple)), f"{name} must be a list, got {value!r}.")
+        return tuple(_typed(name, typing.get_args(hint)[0], item) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    require(right, f"{name} must be of type {hint.__name__}, got {value!r}.")
+    return value

@@ -1,0 +1,162 @@
+"""One method with one seed: trained, tested and written, once."""
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from whence.analysis.language import Job, LengthLoss, Trace
+from whence.analysis.results import Toeplitzness
+from whence.checks import require
+from whence.experiments.config import LMConfig
+from whence.experiments.source import Source
+from whence.experiments.training import Trained, device_of, new_model, processes, train
+
+RESULT, MODEL = "result.json", "model"
+LITTLE = 1 << 20  # bytes free, below which a failed write is put down to a full disk
+
+Say = Callable[[str, float], None]
+
+
+def run_job(
+    config: LMConfig,
+    method: str,
+    seed: int,
+    source: Source,
+    folder: Path,
+    *,
+    fingerprint: str,
+    say: Say = lambda what, share: None,
+    deadline: float | None = None,
+) -> Job:
+    """The result in `folder` if it is there, else trained for, from the last checkpoint on.
+
+    Of several processes the first one tests and writes; the others wait for its file.
+    """
+    path = folder / RESULT
+    if path.is_file():
+        job = finished(path, fingerprint, method, seed)
+        _tidy(folder, job)  # a kill may have come after the result
+        return job
+    with full_disk_named(folder):
+        trained = train(
+            config,
+            method,
+            seed,
+            source,
+            folder,
+            say=lambda what, share: say(what, 0.85 * share),
+            deadline=deadline,
+        )
+        if processes()[0] == 0:
+            job = _judged(
+                config,
+                method,
+                seed,
+                source,
+                trained,
+                fingerprint,
+                say=lambda what, share: say(what, 0.85 + 0.15 * share),
+            )
+            if config.keep_models and not trained.stopped:
+                trained.model.save_pretrained(folder / MODEL)
+            job.save(path)
+            _tidy(folder, job)
+    _meet()
+    return finished(path, fingerprint, method, seed)
+
+
+def _tidy(folder: Path, job: Job) -> None:
+    """Checkpoints are for going on; those of a run that broke down are for looking at."""
+    if not job.stopped and processes()[0] == 0:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def finished(path: Path, fingerprint: str, method: str, seed: int) -> Job:
+    """The result of a job that was run before, of this experiment."""
+    job = Job.load(path)
+    require(
+        (job.fingerprint, job.method, job.seed) == (fingerprint, method, seed),
+        f"{path} is a result of another experiment. Give another --out, or delete it.",
+    )
+    return job
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """What writers of weights raise on a full disk, each in its own way, as one OSError."""
+    try:
+        yield
+    except Exception as error:
+        at = next((part for part in (folder, *folder.parents) if part.exists()), folder)
+        said = "No space left" in str(error) or getattr(error, "errno", None) == errno.ENOSPC
+        words = ("writ", "unexpected pos", "inline_container")  # of torch.save among others
+        writing = isinstance(error, OSError) or any(word in str(error).lower() for word in words)
+        if said or (writing and shutil.disk_usage(at).free < LITTLE):
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder)) from error
+        raise
+
+
+def _judged(
+    config: LMConfig,
+    method: str,
+    seed: int,
+    source: Source,
+    trained: Trained,
+    fingerprint: str,
+    *,
+    say: Say,
+) -> Job:
+    from whence.experiments import lag_views
+    from whence.experiments.evaluation import losses
+    from whence.experiments.watching import learned_table
+
+    model, log, device = trained.model, trained.log, device_of(config)
+    logged = [entry for entry in log if "loss" in entry]
+    peaks = [entry["peak_bytes"] for entry in logged if entry.get("peak_bytes") is not None]
+    speeds = [entry["tokens_a_second"] for entry in logged if "tokens_a_second" in entry]
+    tested: tuple[LengthLoss, ...] = ()
+    views: dict[str, Any] = {"stated": (), "attention": ()}
+    grams: list[Any] = [None, None]
+    if not trained.stopped:
+        tested = losses(model, source, config, device, say=say)
+        first = new_model(config, method, seed, source.vocab_size)
+        model = model.float()
+        views = {"attention": lag_views.attention(first, model, source, device)}
+        first, model = first.cpu(), model.cpu()
+        views["stated"] = lag_views.stated(first, model, config.train_length)
+        tables = [learned_table(one, config.train_length) for one in (first, model)]
+        grams = [None if t is None else (t @ t.T).astype(np.float32) for t in tables]
+    return Job(
+        method=method,
+        seed=seed,
+        fingerprint=fingerprint,
+        stopped=trained.stopped,
+        losses=tested,
+        steps=np.asarray([entry["step"] for entry in logged], np.float32),
+        train_loss=np.asarray([entry["loss"] for entry in logged], np.float32),
+        tokens_a_second=median(speeds) if speeds else None,
+        peak_bytes=max(peaks) if peaks else None,
+        parameters=sum(p.numel() for p in model.parameters()),
+        positional=sum(p.numel() for p in model.model.stack.position.parameters()),
+        toeplitz=tuple(
+            Trace(entry["step"], Toeplitzness(**entry["toeplitz"]))
+            for entry in log
+            if "toeplitz" in entry
+        ),
+        gram_before=grams[0],
+        gram_after=grams[1],
+        **views,
+    )
+
+
+def _meet() -> None:
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()

@@ -1,0 +1,147 @@
+"""A text file as tokens: a byte-level BPE trained on it once, and kept beside the results."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whence.analysis.stored import Result
+from whence.checks import at_least, require
+
+END, MASK = "<|end|>", "<|mask|>"
+FEWEST = 256 + 2  # every byte, and the two
+VALID_SHARE = 10  # the last tenth of a text is for validation where no other text is given
+PIECE = 1 << 16  # characters that are encoded as one; larger ones use one core
+
+Tokens = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTokenizer(Result):
+    """A tokenizer in a file, with the text that it was trained on."""
+
+    data_sha256: str
+    vocab_size: int  # asked for
+    tokenizer: str  # the JSON of the tokenizers library
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Training and validation tokens."""
+
+    train: Tokens
+    valid: Tokens
+    vocab_size: int
+    mask: int
+    characters: int
+    sha256: str  # of both texts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Training and validation text."""
+
+    train: str
+    valid: str
+    sha256: str
+
+
+def read_texts(data: Path, valid: Path | None) -> Texts:
+    """Both texts; the last tenth of the first where there is no second."""
+    whole = _read(data)
+    if valid is not None:
+        train, test = whole, _read(valid)
+    else:
+        cut = len(whole) - len(whole) // VALID_SHARE
+        train, test = whole[:cut], whole[cut:]
+    digest = hashlib.sha256(train.encode())
+    digest.update(b"\0")
+    digest.update(test.encode())
+    return Texts(train, test, digest.hexdigest())
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(f"there is no text file {path}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text in UTF-8.") from None
+    require(text.strip() != "", f"the data file {path} is empty.")
+    return text
+
+
+def read_corpus(texts: Texts, *, cache: Path, given: Path | None, vocab_size: int) -> Corpus:
+    """The texts in tokens; the tokenizer is the one given, the cached one, or trained now."""
+    from tokenizers import Tokenizer
+
+    stored = None
+    for path in (given, cache):
+        if path is not None and (path is given or path.is_file()):
+            stored = _stored(path, texts, vocab_size)
+            break
+    if stored is None:
+        stored = _trained(texts, vocab_size)
+    if not cache.is_file():
+        stored.save(cache)
+    tokenizer = Tokenizer.from_str(stored.tokenizer)
+    mask = tokenizer.token_to_id(MASK)
+    assert mask is not None
+    return Corpus(
+        _encoded(tokenizer, texts.train),
+        _encoded(tokenizer, texts.valid),
+        tokenizer.get_vocab_size(),
+        mask,
+        len(texts.train),
+        texts.sha256,
+    )
+
+
+def _stored(path: Path, texts: Texts, vocab_size: int) -> StoredTokenizer:
+    require(path.is_file(), f"there is no tokenizer {path}.")
+    stored = StoredTokenizer.load(path)
+    require(
+        stored.data_sha256 == texts.sha256,
+        f"the tokenizer {path} was trained on other data (SHA-256 {stored.data_sha256[:12]}, this "
+        f"data has {texts.sha256[:12]}). Leave --tokenizer out to train one on this data.",
+    )
+    require(
+        stored.vocab_size == vocab_size,
+        f"the tokenizer {path} was trained for {stored.vocab_size} tokens, not for {vocab_size}.",
+    )
+    return stored
+
+
+def _trained(texts: Texts, vocab_size: int) -> StoredTokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    at_least(FEWEST, vocab_size=vocab_size)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, MASK],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_pieces(texts.train), trainer=trainer)
+    return StoredTokenizer(texts.sha256, vocab_size, tokenizer.to_str())
+
+
+def _encoded(tokenizer: Any, text: str) -> Tokens:
+    parts = tokenizer.encode_batch_fast(_pieces(text), add_special_tokens=False)
+    return np.concatenate([np.asarray(part.ids, np.int32) for part in parts])
+
+
+def _pieces(text: str) -> list[str]:
+    """The text cut at ends of lines, so that no word is cut where lines are of any usual length."""
+    pieces, start = [], 0
+    while start < len(text):
+        stop = text.find("\n", start + PIECE) + 1
+        stop = stop if stop > 0 else len(text)
+        pieces.append(text[start:stop])
+        start = stop
+    return pieces

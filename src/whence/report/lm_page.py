@@ -1,0 +1,47 @@
+"""What `whence lm` leaves to look at: the page, the table in three forms, the figures."""
+
+from pathlib import Path
+
+from whence.analysis.language import Language
+from whence.report import lm_sections as sections
+from whence.report.frame import framed
+from whence.report.lm_figures import draw_attention, draw_by_length
+from whence.report.lm_table import formatted
+from whence.report.saved import save_bytes, save_png
+from whence.report.sections import Page
+
+PAGE = "page.html"
+
+
+def make_lm_page(results: Language) -> str:
+    """The page as text."""
+    page = Page()
+    parts = [
+        ("ranking", "Ranking", sections.summary(results)),
+        ("lengths", "Loss and length", sections.lengths(page, results)),
+        ("curves", "Lag curves", sections.lag_curves(page, results)),
+        ("attention", "Where heads look", sections.attention(page, results)),
+        ("tables", "Learned tables", sections.tables(page, results)),
+        ("setting", "Setting", sections.setting(results)),
+    ]
+    names = ", ".join(results.methods[:4])
+    more = f" and {len(results.methods) - 4} more" if len(results.methods) > 4 else ""
+    return framed(
+        f"{names}{more}: compared",
+        f"{len(results.methods)} ways to tell a model where its tokens are",
+        parts,
+        page,
+        footer="Made by whence lm. Lag is key minus query; positions, layers and heads count "
+        "from 0. Pictures are of the first seed.",
+    )
+
+
+def write_lm_report(results: Language, out: Path, *, figures: bool = True) -> Path:
+    """Page, table.md, table.tex and figures into a folder, each whole or not at all: the page."""
+    for name, form in (("table.md", "markdown"), ("table.tex", "latex")):
+        save_bytes(f"{formatted(results, form)}\n".encode(), out / name)
+    if figures:
+        save_png(draw_by_length(results), out / "figures" / "length.png", dpi=150)
+        if any(job.attention for job in results.jobs):
+            save_png(draw_attention(results), out / "figures" / "attention.png", dpi=150)
+    return save_bytes(make_lm_page(results).encode(), out / PAGE)

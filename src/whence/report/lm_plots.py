@@ -1,0 +1,210 @@
+"""The plots of the page of `whence lm`, as plotly's JSON."""
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from whence.analysis.language import SCRATCH, SLIDING, Job, LagView, Language, ranked
+from whence.analysis.stored import Array
+from whence.report.ink import ATTENTION, INNER_PRODUCTS
+from whence.report.plots import COLORS, DASHES, SYMBOLS, Plot, packed, plot, scale
+
+BELOW: Plot = {"orientation": "h", "y": -0.25}
+
+
+def looks(results: Language) -> Iterator[tuple[str, str, str, str]]:
+    """Each method, best first, with the colour, symbol and dash that it has in all plots."""
+    names = [row.method for row in ranked(results)]
+    yield from zip(names, cycle(COLORS), cycle(SYMBOLS), cycle(DASHES), strict=False)
+
+
+def by_length(results: Language, how: str) -> Plot:
+    """Loss against length with the spread over seeds; the length of training is marked."""
+    rows = {row.method: row for row in ranked(results)}
+    traces = []
+    for name, color, symbol, dash in looks(results):
+        row = rows[name]
+        found = {SCRATCH: row.scratch, SLIDING: row.sliding}[how]
+        pairs = [(n, x) for n, x in zip(results.lengths, found, strict=True) if x is not None]
+        if not pairs:
+            continue
+        traces.append(
+            {
+                **_line(name, [n for n, _ in pairs], [x.mean for _, x in pairs], color, dash),
+                "mode": "lines+markers",
+                "marker": {"color": color, "symbol": symbol, "size": 7},
+                "error_y": {
+                    "array": [x.spread or 0.0 for _, x in pairs],
+                    "visible": any(x.spread for _, x in pairs),
+                    "thickness": 1,
+                    "width": 3,
+                },
+                "hovertemplate": "length %{x}: %{y:.3f}",
+            }
+        )
+    return plot(
+        traces,
+        xaxis={"type": "log", "title": {"text": "tokens"}, "tickvals": list(results.lengths)},
+        yaxis={"title": {"text": "loss, nats"}},
+        shapes=[_mark(int(results.config["train_length"]))],
+        legend=BELOW,
+        showlegend=True,
+    )
+
+
+def by_position(results: Language, length: int) -> Plot:
+    """Loss along sequences of one length, mean over seeds."""
+    traces = []
+    for name, color, _, dash in looks(results):
+        found = [job.loss(length) for job in results.jobs if job.method == name]
+        curves = [x for x in found if x is not None and len(x.position)]
+        if curves:
+            y = np.mean([x.by_position for x in curves], axis=0)
+            place = curves[0].position + 1
+            traces.append(_line(name, packed(place), packed(y), color, dash))
+    return plot(
+        traces,
+        xaxis={"type": "log", "title": {"text": "position in the sequence"}},
+        yaxis={"title": {"text": "loss, nats"}},
+        shapes=[_mark(int(results.config["train_length"]))],
+        legend=BELOW,
+        showlegend=True,
+    )
+
+
+def training(results: Language) -> Plot:
+    """Training loss against step, mean over seeds."""
+    traces = []
+    for name, color, _, dash in looks(results):
+        jobs = [job for job in results.jobs if job.method == name and len(job.steps)]
+        if jobs:
+            n = min(len(job.steps) for job in jobs)
+            y = np.mean([job.train_loss[:n] for job in jobs], axis=0)
+            traces.append(_line(name, packed(jobs[0].steps[:n]), packed(y), color, dash))
+    return plot(
+        traces,
+        xaxis={"title": {"text": "step"}},
+        yaxis={"title": {"text": "training loss, nats"}},
+        legend=BELOW,
+        showlegend=True,
+    )
+
+
+def toeplitz(job: Job) -> Plot:
+    """Toeplitzness of a learned table over training, with and without the main diagonal."""
+    steps = [trace.step for trace in job.toeplitz]
+    traces = []
+    for field, name, color in (
+        ("r2", "with the main diagonal", "@blue"),
+        ("r2_off_diagonal", "without it", "@orange"),
+    ):
+        y = [getattr(trace.table, field) for trace in job.toeplitz]
+        null = [getattr(trace.table, f"null_{field}") for trace in job.toeplitz]
+        traces.append(_line(name, steps, y, color, "solid"))
+        if None not in null:
+            pale = _line(f"random table, {name}", steps, null, color, "dot")
+            traces.append({**pale, "opacity": 0.7})
+    return plot(
+        traces,
+        xaxis={"title": {"text": "step"}},
+        yaxis={"title": {"text": "R²"}, "rangemode": "tozero"},
+        legend=BELOW,
+        showlegend=True,
+    )
+
+
+def heads(view: LagView) -> Plot:
+    """A line a head: pale and dotted before training, solid after it."""
+    traces = []
+    for head, (first, last) in enumerate(zip(view.before, view.after, strict=True)):
+        color = COLORS[head % len(COLORS)]
+        before = _line(f"head {head} before", packed(view.lag), packed(first), color, "dot")
+        traces.append({**before, "opacity": 0.55, "line": {**before["line"], "width": 1}})
+        traces.append(_line(f"head {head}", packed(view.lag), packed(last), color, "solid"))
+    for trace in traces:
+        trace["hovertemplate"] = "lag %{x}: %{y:.3g}"
+    seen = np.isfinite(view.after).any(axis=0)
+    return plot(
+        traces,
+        xaxis={"nticks": 5, "range": [float(view.lag[seen].min()), float(view.lag[seen].max())]},
+        yaxis={"nticks": 4, "exponentformat": "e"},
+        margin={"l": 40, "r": 6, "t": 2, "b": 22},
+    )
+
+
+def attention_map(views: tuple[LagView, ...], when: str) -> Plot:
+    """Mean attention weight, a row a head from the first layer down; brighter is more (log)."""
+    values = np.concatenate([getattr(view, when) for view in views])
+    names = [f"{view.layer}.{h}" for view in views for h in range(len(view.after))]
+    both = np.concatenate([np.concatenate([view.before, view.after]) for view in views])
+    top = float(np.log10(max(np.nanmax(both), 1e-6)))
+    trace = {
+        "type": "heatmap",
+        "x": packed(views[0].lag),
+        "y": names,
+        "z": packed(np.log10(np.maximum(values, 1e-6))),
+        "colorscale": scale(ATTENTION),
+        "zmin": top - 3,
+        "zmax": top,
+        "colorbar": {
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickvals": [top - 3, top - 2, top - 1, top],
+            "ticktext": [f"{10 ** (top - x):.2g}" for x in (3, 2, 1, 0)],
+        },
+        "hovertemplate": "layer.head %{y}, lag %{x}: 10^%{z:.2f}<extra></extra>",
+    }
+    return plot(
+        [trace],
+        xaxis={"title": {"text": "lag = key − query"}, "showgrid": False},  # noqa: RUF001
+        yaxis={"type": "category", "autorange": "reversed", "nticks": 12, "showgrid": False},
+        margin={"l": 40, "r": 0, "t": 6, "b": 40},
+    )
+
+
+def gram_map(gram: Array) -> Plot:
+    """P = E E^T of a learned table."""
+    low, high = (float(edge) for edge in np.percentile(gram, (1, 99)))
+    square = {"constrain": "domain", "showgrid": False, "zeroline": False}
+    trace = {
+        "type": "heatmap",
+        "z": packed(gram),
+        "colorscale": scale(INNER_PRODUCTS),
+        "zmin": low,
+        "zmax": high if high > low else low + 1,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.9},
+        "hovertemplate": "positions %{y} and %{x}: %{z:.4g}<extra></extra>",
+    }
+    return plot(
+        [trace],
+        xaxis={**square, "title": {"text": "position"}},
+        yaxis={**square, "autorange": "reversed", "scaleanchor": "x"},
+        margin={"l": 40, "r": 0, "t": 6, "b": 40},
+    )
+
+
+def _line(name: str, x: Any, y: Any, color: str, dash: str) -> Plot:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": {"color": color, "dash": dash, "width": 2},
+        "hovertemplate": "%{x:.4g}: %{y:.4g}",
+    }
+
+
+def _mark(length: int) -> Plot:
+    """A dotted line where training ended."""
+    return {
+        "type": "line",
+        "x0": length,
+        "x1": length,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"color": "@faint", "width": 1, "dash": "dot"},
+    }

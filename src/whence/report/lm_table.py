@@ -1,0 +1,151 @@
+"""The table that ranks methods: for a terminal, a page, Markdown and LaTeX."""
+
+from dataclasses import dataclass
+
+from whence.analysis.language import Language, Mean, Row, ranked
+from whence.checks import one_of
+
+FORMATS = ("markdown", "latex")
+NONE = "–"  # noqa: RUF001
+ESCAPED = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "±": r"$\pm$", NONE: "--"})
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """Text cells, best method first; `best` are the places (row, column) of the smallest losses."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    best: frozenset[tuple[int, int]]
+    caption: str
+
+
+def rank_table(results: Language) -> RankTable:
+    """Losses at every length from scratch, accuracy for a task, then what a method costs."""
+    rows = ranked(results)
+    lengths = results.lengths
+    task = results.config["task"] != "text"
+    losses = [[row.scratch[place] for row in rows] for place in range(len(lengths))]
+    best = set()
+    for column, found in enumerate(losses):
+        known = [x.mean for x in found if x is not None]
+        for place, x in enumerate(found):
+            if x is not None and len(known) > 1 and x.mean == min(known):
+                best.add((place, 1 + column))
+    head = ["method", *(f"loss at {n:,}" for n in lengths)]
+    head += [f"right at {n:,}" for n in lengths] if task else []
+    head += ["tokens/s", "peak memory", "own parameters"]
+    return RankTable(
+        tuple(head), tuple(_cells(row, task) for row in rows), frozenset(best), caption(results)
+    )
+
+
+def _cells(row: Row, task: bool) -> tuple[str, ...]:
+    share = [NONE if x is None else f"{x.mean:.1%}" for x in row.accuracy] if task else []
+    speed = NONE if row.tokens_a_second is None else f"{row.tokens_a_second:,.0f}"
+    memory = NONE if row.peak_bytes is None else f"{row.peak_bytes / 1e6:,.0f} MB"
+    losses = [loss_text(x) for x in row.scratch]
+    return (row.method, *losses, *share, speed, memory, f"{row.positional:,}")
+
+
+def loss_text(found: Mean | None) -> str:
+    """Mean and, over several seeds, standard deviation."""
+    if found is None:
+        return NONE
+    spread = "" if found.spread is None else f" ± {found.spread:.3f}"
+    return f"{found.mean:.3f}{spread}"
+
+
+def caption(results: Language) -> str:
+    """What was trained on what, in a sentence or two."""
+    config, data = results.config, results.data
+    seeds = max(sum(job.method == name for job in results.jobs) for name in results.methods)
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    what = "text" if config["task"] == "text" else f"task {config['task']}"
+    if config["task"] == "back":
+        what += f", {config['distance']} back"
+    tokens = f", {int(data['train_tokens']):,} tokens" if "train_tokens" in data else ""
+    return (
+        f"Loss in nats a token from scratch, {over}; {config['objective']}, {what}{tokens}. "
+        f"{config['n_layers']} layers of {config['n_heads']} heads, width {config['d_model']}, "
+        f"trained at length {config['train_length']} for {config['steps']:,} steps of "
+        f"{config['batch'] * config['train_length']:,} tokens. Own parameters are the method's."
+    )
+
+
+def winners(results: Language) -> list[tuple[str, str, str]]:
+    """The first of each kind: a method, of what, and against what to hold it."""
+    rows, lengths = ranked(results), results.lengths
+    home = lengths.index(int(results.config["train_length"]))
+    told = []
+    for place in dict.fromkeys((home, len(lengths) - 1)):
+        found = [(x.mean, row.method) for row in rows if (x := row.scratch[place]) is not None]
+        if found:
+            loss, name = min(found)
+            worst = f", the last of {len(found)} {max(found)[0]:.3f}" if len(found) > 1 else ""
+            told.append((name, f"is best at {lengths[place]:,} tokens", f"{loss:.3f} nats{worst}"))
+    gains = [
+        (far.mean - near.mean, row.method)
+        for row in rows
+        if (near := row.scratch[home]) is not None and (far := row.scratch[-1]) is not None
+    ]
+    if len(gains) > 1 and lengths[-1] > lengths[home]:
+        gain, name = min(gains)
+        against = f"{gain:+.3f} nats, the last of {len(gains)} {max(gains)[0]:+.3f}"
+        told.append((name, f"goes best from {lengths[home]:,} to {lengths[-1]:,}", against))
+    return told
+
+
+def reasons(results: Language) -> list[str]:
+    """Why a cell is empty, a line each."""
+    lines = []
+    for row in ranked(results):
+        lines += [f"{row.method}: {text}" for text in row.stopped]
+        lines += [f"no loss at a longer length: {text}" for text in row.why_not]
+    return list(dict.fromkeys(lines))
+
+
+def formatted(results: Language, form: str) -> str:
+    """The table as Markdown, or as LaTeX for booktabs."""
+    one_of("format", form, FORMATS)
+    table = rank_table(results)
+    return _markdown(table) if form == "markdown" else _latex(table)
+
+
+def _markdown(table: RankTable) -> str:
+    lines = [_line(table.head), _line(["---", *["---:"] * (len(table.head) - 1)])]
+    for place, row in enumerate(table.rows):
+        cells = [f"`{row[0]}`"]
+        cells += [f"**{x}**" if (place, c) in table.best else x for c, x in enumerate(row[1:], 1)]
+        lines.append(_line(cells))
+    return "\n".join([*lines, "", table.caption])
+
+
+def _line(cells: "list[str] | tuple[str, ...]") -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _latex(table: RankTable) -> str:
+    rows = []
+    for place, row in enumerate(table.rows):
+        cells = [rf"\texttt{{{row[0].translate(ESCAPED)}}}"]
+        for column, text in enumerate(row[1:], 1):
+            plain = text.translate(ESCAPED)
+            cells.append(rf"\textbf{{{plain}}}" if (place, column) in table.best else plain)
+        rows.append(" & ".join(cells) + r" \\")
+    head = " & ".join(text.translate(ESCAPED) for text in table.head) + r" \\"
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{table.caption.translate(ESCAPED)}}}",
+            r"\end{table}",
+        ]
+    )

@@ -1,0 +1,161 @@
+"""`whence lm` killed, on two processes, on Ray: the numbers are those of one undisturbed run."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm_settings import assert_same_numbers, flags, text_file, tiny
+from whence.analysis.language import Job, Language
+from whence.experiments import run_lm
+from whence.experiments.training import OutOfTimeError
+
+TESTS = Path(__file__).resolve().parent
+ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # sums of two threads come out in another order
+
+
+def same(ours: Language, theirs: Language) -> None:
+    for a, b in zip(ours.jobs, theirs.jobs, strict=True):
+        assert_same_numbers(a, b)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_run_killed_five_times_ends_with_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
+    text_file(tmp_path)
+    seed = time.time_ns() % 10_000
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(TESTS / "lm_killed.py"), str(tmp_path), str(seed)],
+        env=ALONE,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+    assert "killed 5 times" in done.stdout
+    whole, killed = (Language.load(tmp_path / name / "lm.json") for name in ("whole", "killed"))
+    assert len(whole.jobs) == 2
+    same(killed, whole)
+    assert not list(tmp_path.glob("killed/jobs/*/checkpoints"))
+
+
+def test_a_run_in_slices_of_time_ends_with_the_numbers_of_a_whole_one(tmp_path: Path) -> None:
+    """Masks are drawn anew for each sequence, and are the same ones nevertheless."""
+    config = tiny(text_file(tmp_path), ("t5",), objective="masked", dropout=0.1)
+    whole = run_lm(config, tmp_path / "whole")
+    slices = 0
+    while True:
+        try:
+            sliced = run_lm(config, tmp_path / "sliced", deadline=time.monotonic())
+        except OutOfTimeError:
+            slices += 1
+            assert (tmp_path / "sliced" / "lm.json").is_file()  # what is done, is written
+            continue
+        break
+    assert slices == 5  # at each log before the last
+    same(sliced, whole)
+
+
+def test_a_finished_job_is_not_run_again_and_more_jobs_join_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text_file(tmp_path))
+    first = run_lm(config, tmp_path / "out")
+    path = tmp_path / "out" / "jobs" / "tisa.seed-0" / "result.json"
+    written = path.stat().st_mtime_ns
+    more = run_lm(replace(config, methods=("rope", "tisa"), seeds=2), tmp_path / "out")
+    assert [(job.method, job.seed) for job in more.jobs] == [
+        ("rope", 0),
+        ("rope", 1),
+        ("tisa", 0),
+        ("tisa", 1),
+    ]
+    assert path.stat().st_mtime_ns == written
+    assert_same_numbers(more.jobs[2], first.jobs[0])
+    assert more.jobs[2].losses[0].loss != more.jobs[3].losses[0].loss
+    assert more.jobs[2].attention
+    assert not more.jobs[3].attention  # pictures are of a method's first seed
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("whence.experiments.job.train", never)
+    same(run_lm(config, tmp_path / "out"), first)
+
+
+def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("needs torch.distributed with gloo")
+    config = tiny(text_file(tmp_path), ("tisa+learned",))
+    one = run_lm(config, tmp_path / "one").jobs[0]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-W", "ignore", "-m", "whence", "lm", *flags(config)]
+    processes = [
+        subprocess.Popen(
+            [*command, "--out", str(tmp_path / "two")],
+            env={
+                **ALONE,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ends = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, ends, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    assert "page.html" in ends[0][0]
+    assert ends[1][0] == ""  # the first one alone speaks
+    two = Language.load(tmp_path / "two" / "lm.json").jobs[0]
+    near = {"rtol": 0.0, "atol": 1e-4}
+    torch.testing.assert_close(
+        torch.from_numpy(two.train_loss), torch.from_numpy(one.train_loss), **near
+    )
+    for a, b in zip(two.losses, one.losses, strict=True):
+        torch.testing.assert_close(a.loss, b.loss, **near)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_on_ray_gives_the_table_of_a_serial_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+        monkeypatch.setenv(name, "0")
+    config = tiny(text_file(tmp_path), ("tisa", "rope"))
+    serial = run_lm(config, tmp_path / "serial")
+    said: list[str] = []
+    parallel = run_lm(
+        config, tmp_path / "ray", ray="local", say=lambda what, share: said.append(what)
+    )
+    same(parallel, serial)
+    assert said == ["1 of 2 jobs done", "2 of 2 jobs done"]
+
+
+def test_a_job_goes_to_and_from_json_without_loss(tmp_path: Path) -> None:
+    job = run_lm(tiny(text_file(tmp_path), ("learned",)), tmp_path / "out").jobs[0]
+    again = Job.from_json(job.to_json())
+    assert_same_numbers(again, job)
+    assert again.to_json() == job.to_json()
