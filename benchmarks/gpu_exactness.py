@@ -79,7 +79,7 @@ def call_of(seed: int) -> dict[str, Any]:
         "reach": own.choice([0, 1, 3, 9, 40] + ([] if mode == "split" else [200])),
         "per_row": per_row,
         "per_batch": own.random() < 0.3,
-        "value_reach": own.choice([0, 2, 16]) if values else None,
+        "value_reach": own.choice([0, 1, 2, 16]) if values else None,
         "mask": mask,
         "causal": causal,
         "window": {
@@ -88,7 +88,7 @@ def call_of(seed: int) -> dict[str, Any]:
             "before": (own.choice([9, 50]), None),
         }[window],
         "q_start": None if mode == "split" else own.choice([None, None, None, 0, 2]),
-        "scale": own.choice([None, None, 0.3, 0.0]) if mode != "split" else None,
+        "scale": own.choice([None, None, 0.3, 0.0]) if mode != "split" else own.choice([None, 0.3]),
     }
 
 

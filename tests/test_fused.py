@@ -250,3 +250,26 @@ def test_queries_far_beyond_the_keys_see_only_keys(n_k: int, q_start: int) -> No
 
     for found, wanted in zip(run("fused"), run("reference"), strict=True):
         torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_one_head_s_extent_serves_all_heads() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 3, 40, 16) for _ in range(3))
+    band = torch.zeros(1, 1, 1, 79)
+    band[..., 37:42] = torch.randn(5)
+    bias = LagBias(band, Line(), Line(), extent=torch.tensor([2]))
+    found, wanted = (attend(q, k, v, bias=bias, backend=name) for name in ("fused", "reference"))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("window", [(None, 2**31 - 1), (2**31 - 1, 0), 10**12])
+def test_a_window_beyond_all_keys_is_no_window(window: object) -> None:
+    q, k, v = (torch.randn(1, 1, 20, 16) for _ in range(3))
+    found, wanted = (attend(q, k, v, window=window, backend=name) for name in ("fused", "sdpa"))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_more_heads_than_a_grid_has_are_refused() -> None:
+    q = torch.zeros(1, 1, 1, 16).expand(70_000, 1, 1, 16)
+    with pytest.raises(ValueError, match="at most 65,535 heads in a batch, got 70,000"):
+        attend(q, q, q, backend="fused")

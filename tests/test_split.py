@@ -127,3 +127,9 @@ def test_the_compiler_sees_one_operator_here_too() -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, wanted)
+
+
+def test_a_scale_of_zero_stays_in_one_pass() -> None:
+    q, k, v = (leaf(1, 2, 40, 16) for _ in range(3))
+    bias = LagBias(leaf(1, 2, 1, 7), Line(), Line())
+    assert "positive scale" in str(strategy.far_start(call_of(q, k, v, bias, scale=0.0)))

@@ -21,7 +21,7 @@ def refuse(call: AttentionCall) -> str | None:
     if call.dense:
         return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
     if _sloped_rows(call.lag):
-        return "takes no slope that differs from query to query. Take backend='sdpa'."
+        return "takes no slope where something differs from query to query. Take backend='sdpa'."
     if call.dropout:
         return "has no dropout. Take backend='sdpa', or dropout=0.0."
     if call.q.device.type == "cpu" and _needs_gradients(call):
@@ -85,8 +85,9 @@ def _needs_gradients(call: AttentionCall) -> bool:
 def _sloped_rows(lag: LagBias | None) -> bool:
     if lag is None or lag.left is None or lag.right is None:
         return False
-    slopes = [line.slope for line in (lag.left, lag.right) if line.slope is not None]
-    return any(lag.band.shape[2] > 1 or slope.shape[2] > 1 for slope in slopes)
+    lines = [x for line in (lag.left, lag.right) for x in (line.const, line.slope)]
+    sloped = lag.left.slope is not None or lag.right.slope is not None
+    return sloped and any(x is not None and x.shape[2] > 1 for x in (lag.band, *lines))
 
 
 def _looked_up(lag: LagBias, longest: int) -> Float[Tensor, "b h q lag"]:

@@ -1,4 +1,4 @@
-"""The fused backend: Triton kernels in one pass, linear memory, gradients in a fixed order."""
+"""The fused backend: Triton kernels, linear memory, position gradients in a fixed order."""
 
 import importlib.util
 import os
@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from whence.kernels.call import AttentionCall
-from whence.kernels.plain import fastest
+from whence.kernels.plain import HALF, fastest
 from whence.kernels.strategy import far_start
 from whence.lag import LagBias
 
-HALF = (torch.float16, torch.bfloat16)
+MOST_HEADS = 65_535  # of a grid's second axis
 # Read once: a compiler that traces `refuse` can follow a constant, not a look at the system.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, reads it at import
@@ -34,8 +34,11 @@ def refuse(call: AttentionCall) -> str | None:
         return "takes padding and packed masks, not a mask of every pair. Take backend='sdpa'."
     if call.lag is not None and call.lag.band.dtype == torch.float64:
         return "keeps a bias in float32, got float64. Take backend='sdpa'."
-    if min(call.sight.n_q, call.sight.n_k) == 0:
-        return "needs at least one query and one key. Take backend='sdpa'."
+    if min(call.sight.n_q, call.sight.n_k, call.q.shape[0]) == 0:
+        return "needs at least one sequence, query and key. Take backend='sdpa'."
+    if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
+        heads = call.q.shape[0] * call.q.shape[1]
+        return f"takes at most {MOST_HEADS:,} heads in a batch, got {heads:,}. Take backend='sdpa'."
     return None
 
 
@@ -57,7 +60,8 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     from whence.kernels.triton_launch import Inputs, Numbers
 
     sight, mask = call.sight, call.sight.mask
-    before, after = (-1 if limit is None else limit for limit in sight.window)
+    longest = sight.n_q + sight.n_k + abs(sight.q_start)  # more would not fit the kernels' integers
+    before, after = (-1 if limit is None else min(limit, longest) for limit in sight.window)
     after = 0 if sight.causal else after
     keys, q_segment, k_segment = None, None, None
     if mask is not None:
@@ -65,7 +69,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
         if mask.segments is not None:
             q_segment, k_segment = (x.to(torch.int32).contiguous() for x in mask.segments)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
-    band, extent, tails, slopes = _lag_parts(call.lag, q.device)
+    band, extent, tails, slopes = _lag_parts(call.lag, q.shape[1], q.device)
     seed = None
     if call.dropout:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
@@ -73,12 +77,13 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
     far = far_start(call)
     far = 0 if isinstance(far, str) else far
-    numbers = Numbers(float(call.scale), sight.q_start, before, after, call.dropout, slopes, far)
+    dropout = float(call.dropout)
+    numbers = Numbers(float(call.scale), sight.q_start, before, after, dropout, slopes, far)
     return lag_attention(q, k, v, inputs, numbers)
 
 
 def _lag_parts(
-    lag: LagBias | None, device: torch.device
+    lag: LagBias | None, n_heads: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, bool]:
     """band, extent, tails [4, b|1, h|1, q|1] and whether any tail slopes."""
     if lag is None:
@@ -89,8 +94,7 @@ def _lag_parts(
     if all(x is None for x in lines):
         extent = lag.extent
         if extent is not None:
-            h = lag.band.shape[1]
-            extent = extent.expand(h).to(torch.int32).contiguous()
+            extent = extent.expand(n_heads).to(torch.int32).contiguous()
         return band, extent, None, False
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]

@@ -297,7 +297,8 @@ def _tall_product(a: Tensor, b: Tensor) -> Tensor:
     n = a.shape[2]
     piece = 256 if n % 256 == 0 else n
     left, right = (x.float().reshape(*x.shape[:2], n // piece, piece, -1) for x in (a, b))
-    product: Tensor = left.transpose(-1, -2) @ right
+    with torch.autocast(a.device.type, enabled=False):
+        product: Tensor = left.transpose(-1, -2) @ right
     return product.sum((0, 2))
 
 

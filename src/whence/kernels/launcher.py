@@ -48,6 +48,8 @@ def launch(
         compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *constants)
         return
     compiled = kernel[grid](*tensors, *numbers, **options)
+    if compiled is None:  # Triton's interpreter, with tensors of a GPU
+        return
     if len(_known) >= MOST:
         _known.clear()
     constants = tuple(options[name] for name in kernel.arg_names if name in options)

@@ -13,7 +13,11 @@ FEWEST = 8  # and from so many times the far parts' start on
 def far_start(call: AttentionCall) -> int | str:
     """From which |lag| on a plain kernel takes the keys, or why one pass takes them all."""
     sight, lag = call.sight, call.lag
-    if lag is None or lag.left is None or lag.right is None:
+    if lag is None:
+        return "there is no bias"
+    if call.scale <= 0:
+        return "plain kernels want a positive scale"
+    if lag.left is None or lag.right is None:
         return "the bias has no finite reach"
     if lag.left.slope is not None or lag.right.slope is not None:
         return "the bias slopes beyond its reach"

@@ -258,9 +258,9 @@ def _key_range(
         if VALUES and not PREPARED:
             d_mass = d_mass_ptr + first_row * (2 * value_reach + 1)
             end = d_mass + (r * (2 * value_reach + 1))[None, :]
-            if REGION != 2:
+            if REGION == 0:
                 d_left_mass = tl.load(end, mask=on_row[None, :], other=0.0)
-            if REGION != 0:
+            if REGION == 2:
                 d_right_mass = tl.load(end + 2 * value_reach, mask=on_row[None, :], other=0.0)
         band = band_ptr
         if BAND:
@@ -321,7 +321,18 @@ def _key_range(
 
 @triton.jit(
     do_not_specialize=[
-        *("q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start", "groups")
+        *(
+            "q_start",
+            "before",
+            "after",
+            "n_q",
+            "n_k",
+            "reach",
+            "edge",
+            "value_reach",
+            "far_start",
+            "groups",
+        )
     ]
 )
 def key_kernel(
@@ -744,7 +755,17 @@ def _query_range(
 
 
 @triton.jit(
-    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start"]
+    do_not_specialize=[
+        "q_start",
+        "before",
+        "after",
+        "n_q",
+        "n_k",
+        "reach",
+        "edge",
+        "value_reach",
+        "far_start",
+    ]
 )
 def query_kernel(
     q_ptr,

@@ -204,14 +204,9 @@ def band_kernel(
                 SLOPES,
                 PER_ROW,
             )
-            d_left_mass = 0.0
-            d_right_mass = 0.0
             d_mass = d_mass_ptr
             if VALUES:
                 d_mass = d_mass_ptr + (place + first_row) * (2 * value_reach + 1)
-                end = d_mass + (r * (2 * value_reach + 1))[:, None]
-                d_left_mass = tl.load(end, mask=on_row[:, None], other=0.0)
-                d_right_mass = tl.load(end + 2 * value_reach, mask=on_row[:, None], other=0.0)
             _, _, d_logits = weights_and_slopes(
                 q,
                 k,
@@ -232,8 +227,8 @@ def band_kernel(
                 q_segment[:, None],
                 k_segment,
                 d_mass,
-                d_left_mass,
-                d_right_mass,
+                0.0,  # what belongs to far tiles
+                0.0,
                 seed,
                 n_q,
                 n_k,

@@ -21,7 +21,9 @@ KEYS = 64  # a tile
 MOST = 64  # shares
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge"])
+@triton.jit(
+    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "value_reach"]
+)
 def _share_kernel(
     q_ptr,
     k_ptr,
@@ -216,7 +218,7 @@ def _share_kernel(
         tl.store(state_ptr + place * 4 + 3, right_mass, mask=there)
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "shares"])
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "value_reach", "shares"])
 def _merge_kernel(
     part_ptr,
     state_ptr,
@@ -280,6 +282,7 @@ def _merge_kernel(
             cells = mass_ptr + bhq * width + lag
             there = (lag < width) & (col >= low) & (col < high)
             mass = tl.exp2(tl.load(cells, mask=there, other=float("-inf")) - lse)
+            tl.debug_barrier()  # several threads read a cell that one of them overwrites
             mass += tl.where(lag == 0, left, 0.0) + tl.where(lag == width - 1, right, 0.0)
             tl.store(cells, mass, mask=lag < width)
             table = tl.load(

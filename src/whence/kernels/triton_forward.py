@@ -252,7 +252,17 @@ def far_state(
 
 
 @triton.jit(
-    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "far_start"]
+    do_not_specialize=[
+        "q_start",
+        "before",
+        "after",
+        "n_q",
+        "n_k",
+        "reach",
+        "edge",
+        "value_reach",
+        "far_start",
+    ]
 )
 def forward_kernel(
     q_ptr,
