@@ -273,3 +273,28 @@ def test_more_heads_than_a_grid_has_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 16).expand(70_000, 1, 1, 16)
     with pytest.raises(ValueError, match="at most 65,535 heads in a batch, got 70,000"):
         attend(q, q, q, backend="fused")
+
+
+def test_the_operator_sums_no_gradient_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.kernels import fused_op
+
+    asked = []
+    gradients = fused_op.gradients
+
+    def asking(*args: object, band_too: bool, tails_too: bool) -> object:
+        asked.append((band_too, tails_too))
+        return gradients(*args, band_too=band_too, tails_too=tails_too)
+
+    monkeypatch.setattr(fused_op, "gradients", asking)
+    q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
+    bias = LagBias.line(torch.tensor([-0.5, -0.25]))
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, bias=bias, backend="fused")
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(q, k, v).square().sum(), [q, k, v])
+    wanted = torch.autograd.grad(run(q, k, v).square().sum(), [q, k, v])
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    assert asked == [(False, False)] * 2

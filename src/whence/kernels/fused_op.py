@@ -227,13 +227,17 @@ def lag_attention_backward_op(
     dropout: float,
     slopes: bool,
     far: int,
+    band_too: bool,
+    tails_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As `gradients`; an empty tensor for what is not there."""
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
     numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
     out, lse, *more = kept
     found = Kept(out, lse, *(x if x.numel() else None for x in more))
-    d_q, d_k, d_v, *others = gradients(d_out, q, k, v, found, inputs, numbers)
+    d_q, d_k, d_v, *others = gradients(
+        *(d_out, q, k, v, found, inputs, numbers), band_too=band_too, tails_too=tails_too
+    )
     d_band, d_tails, d_table = (_empty(x, lse) for x in others)
     return d_q, d_k, d_v, d_band, d_tails, d_table
 
@@ -260,11 +264,12 @@ def _(
     dropout: float,
     slopes: bool,
     far: int,
+    band_too: bool,
+    tails_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_q, d_k, d_v = (x.new_empty(x.shape) for x in (q, k, v))
-    d_band, d_tails, d_table = (
-        kept[1].new_empty((0,) if x is None else x.shape) for x in (band, tails, table)
-    )
+    wanted = (band if band_too else None, tails if tails_too else None, table)
+    d_band, d_tails, d_table = (kept[1].new_empty((0,) if x is None else x.shape) for x in wanted)
     return d_q, d_k, d_v, d_band, d_tails, d_table
 
 
@@ -277,13 +282,15 @@ def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
     q, k, v, *tensors = ctx.saved_tensors
     kept, tensors = tensors[:9], tensors[9:]
     d_q, d_k, d_v, d_band, d_tails, d_table = lag_attention_backward_op(
-        d_kept[0], q, k, v, kept, *tensors, *ctx.numbers
+        *(d_kept[0], q, k, v, kept, *tensors, *ctx.numbers),
+        band_too=ctx.needs_input_grad[3],
+        tails_too=ctx.needs_input_grad[5],
     )
-    band, _extent, tails, table = tensors[:4]
+    table = tensors[3]
     bias = (
-        None if band is None else d_band,
+        d_band if ctx.needs_input_grad[3] else None,
         None,
-        None if tails is None else d_tails,
+        d_tails if ctx.needs_input_grad[5] else None,
         None if table is None else d_table,
     )
     return (d_q, d_k, d_v, *bias, *(None,) * 11)
