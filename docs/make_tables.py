@@ -213,10 +213,10 @@ part of the step: its curve or tables are evaluated and, with a backward, get th
 q, k and v. Median time as called, and the most memory beyond the inputs.
 
 Nothing was timed before it was exact. A kernel's output and gradients, at the size that is timed,
-are at most twice as far from float64 as PyTorch's own in the same dtype, where an error of PyTorch's
-below 0.05 % of a tensor's size (0.2 % for a method's own parameters) counts as that much. The peers in
-plain PyTorch (eager, SDPA with a dense bias, the article's algorithm) equal the definition in float64,
-at up to 512 tokens. The stricter check is `benchmarks/gpu_exactness.py`.
+are at most twice as far from float64 as PyTorch's own in the same dtype, where an error below
+0.05 % of a tensor's size (0.2 % for a method's own parameters) counts as that much. The peers in
+plain PyTorch (eager, SDPA with a dense bias, the article's algorithm) equal the definition in
+float64, at up to 512 tokens. The stricter check is `benchmarks/gpu_exactness.py`.
 
 Measured on {gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python},
 commit {commit}. All numbers, with quantiles and times from a CUDA graph:
