@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from whence.hf import attached, from_pretrained
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -37,7 +35,6 @@ def test_bert_with_tisa_is_fine_tuned_with_trainer_in_under_40_lines(tmp_path):
 
 
 def test_bert_with_tisa_takes_a_model_and_a_table_by_path(tmp_path):
-    pytest.importorskip("tokenizers")
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 

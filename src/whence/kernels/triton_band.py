@@ -8,7 +8,7 @@ second small kernel adds up the shares. Only block-diagonals that touch the band
 import triton
 import triton.language as tl
 
-from whence.kernels.triton_backward import weights_and_slopes
+from whence.kernels.triton_slopes import weights_and_slopes
 from whence.kernels.triton_tile import LOG2E, load_rows, load_tails
 
 

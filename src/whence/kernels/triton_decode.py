@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whence.kernels.launcher import launch
 from whence.kernels.triton_edges import shared
-from whence.kernels.triton_forward import attended_range
+from whence.kernels.triton_softmax import attended_range
 from whence.kernels.triton_tile import LOG2E, load_tails, near_range, whole_blocks
 
 ROWS = 16  # the least that a tensor core multiplies, and the most that is called few

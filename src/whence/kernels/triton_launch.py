@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from whence.kernels.launcher import launch
-from whence.kernels.triton_backward import key_kernel, query_kernel
 from whence.kernels.triton_band import band_kernel, collect_kernel
 from whence.kernels.triton_decode import decode, few
 from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
 from whence.kernels.triton_forward import forward_kernel
+from whence.kernels.triton_keys import key_kernel
+from whence.kernels.triton_queries import query_kernel
 
 NEAR = 32  # keys a step near the diagonal: look-ups take registers and shared memory
 BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
