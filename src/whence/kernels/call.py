@@ -62,22 +62,31 @@ def as_call(
 ) -> AttentionCall:
     """Check the arguments of `attend` and put them into one form."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        require(
-            x.ndim == 4 and x.is_floating_point(),
-            f"attend needs {name} as floating point [b, h, n, d], got {x.dtype} {tuple(x.shape)}.",
-        )
+        if x.ndim != 4 or not x.is_floating_point():
+            raise ValueError(
+                f"attend needs {name} as floating point [b, h, n, d], "
+                f"got {x.dtype} {tuple(x.shape)}."
+            )
     (b, h, n_q, d), n_k = q.shape, k.shape[2]
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    require(k.shape[0] == b and v.shape[0] == b, f"q, k and v must share the batch, got {shapes}.")
-    require(k.shape[3] == d, f"q and k must share the head size, got {shapes}.")
-    require(v.shape[2] == n_k, f"k and v must have as many rows, got {shapes}.")
+
+    def shapes() -> str:
+        return f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
+
+    require(
+        k.shape[0] == b and v.shape[0] == b,
+        lambda: f"q, k and v must share the batch, {shapes()}",
+    )
+    require(k.shape[3] == d, lambda: f"q and k must share the head size, {shapes()}")
+    require(v.shape[2] == n_k, lambda: f"k and v must have as many rows, {shapes()}")
     require(
         h % k.shape[1] == 0 and h % v.shape[1] == 0,
-        f"the number of query heads must be a multiple of the key and value heads, got {shapes}.",
+        lambda: (
+            "the number of query heads must be a multiple of the key and value heads, " + shapes()
+        ),
     )
     require(
         q.dtype == k.dtype == v.dtype,
-        f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}.",
+        lambda: f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}.",
     )
     require(0.0 <= dropout < 1.0, lambda: f"dropout must be in [0, 1), got {dropout}.")
     if q_start is None:

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_launch import Far, Inputs, Numbers, backward, forward, laid_out_shape
+from whence.kernels.triton_launch import (
+    Far,
+    Inputs,
+    Numbers,
+    backward,
+    forward,
+    laid_out_shape,
+    shared_out,
+)
 
 
 def lag_attention(q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers) -> Tensor:
@@ -201,7 +209,8 @@ def _(
     ]
     parts = [x if x.numel() else _empty(None, lse) for x in parts]
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    edges = laid_out_shape(q, inputs, far)
+    numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
+    edges = None if shared_out(q, k, numbers) else laid_out_shape(q, inputs, far)
     return [out, lse, rest, mass, *parts, lse.new_empty((0,) if edges is None else edges)]
 
 

@@ -49,6 +49,12 @@ def _visited(
     return low, high
 
 
+@triton.jit
+def _parts(low, high, most, room):
+    """Into how many shares each of these block-diagonals is cut, for `room` of them in all."""
+    return tl.minimum(most, tl.maximum(room // tl.maximum(high - low + 1, 1), 1))
+
+
 @triton.jit(
     do_not_specialize=[
         "q_start",
@@ -58,7 +64,7 @@ def _visited(
         "n_k",
         "reach",
         "edge",
-        "lowest",
+        "room",
         "far_start",
     ]
 )
@@ -69,7 +75,7 @@ def band_kernel(
     d_out_ptr,
     lse_ptr,
     delta_ptr,
-    part_ptr,  # [diagonals, parts, batches of the band, heads, 2, BLOCK]
+    part_ptr,  # [batches of the band, heads, room, 2, BLOCK]
     band_ptr,
     extent_ptr,
     tails_ptr,
@@ -112,7 +118,7 @@ def band_kernel(
     far_start,
     scale,
     dropout,
-    lowest,  # the block-diagonal at index 0 of part_ptr
+    room,  # for shares of a head
     batches,  # of one program: all of them where they share the band, else one
     D: tl.constexpr,
     D_V: tl.constexpr,
@@ -137,12 +143,14 @@ def band_kernel(
     bh = tl.program_id(2).to(tl.int64)
     h = bh % n_heads
     first_batch = (bh // n_heads) * batches
-    parts = tl.num_programs(1)
     row_blocks = (n_q + BLOCK - 1) // BLOCK
     key_blocks = (n_k + BLOCK - 1) // BLOCK
     low, high = _visited(
         extent_ptr, h, n_q, n_k, q_start, reach, before, after, BLOCK, EXTENT, BEFORE, AFTER
     )
+    parts = _parts(low, high, tl.num_programs(1), room)
+    if tl.program_id(1) >= parts:
+        return
     r = tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
@@ -263,13 +271,13 @@ def band_kernel(
         turned = tl.gather(sums, wrap % BLOCK, 1)
         upper = tl.sum(tl.where(wrap < BLOCK, turned, 0.0), 0)
         lower = tl.sum(tl.where(wrap < BLOCK, 0.0, turned), 0)
-        index = (diagonal - lowest).to(tl.int64) * parts + tl.program_id(1)
-        out = part_ptr + (index * tl.num_programs(2) + bh) * (2 * BLOCK)
+        index = bh * room + (diagonal - low) * parts + tl.program_id(1)
+        out = part_ptr + index * (2 * BLOCK)
         tl.store(out + r, upper)
         tl.store(out + BLOCK + r, lower)
 
 
-@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "lowest"])
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "room"])
 def collect_kernel(
     part_ptr,
     d_band_ptr,  # [batches of the band, heads, 2 * reach + 1]
@@ -281,9 +289,9 @@ def collect_kernel(
     reach,
     before,
     after,
-    lowest,
+    room,
     first,  # the block of lags of program 0
-    parts,
+    most,  # shares of a block-diagonal
     BLOCK: tl.constexpr,
     EXTENT: tl.constexpr,
     BEFORE: tl.constexpr,
@@ -306,14 +314,15 @@ def collect_kernel(
         BEFORE,
         AFTER,
     )
+    parts = _parts(low, high, most, room)
     t = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for part in range(0, parts):
         for STEP in tl.static_range(2):
             at = diagonal + STEP
             lane = at + 0 * t
-            index = (at - lowest).to(tl.int64) * parts + part
-            place = (index * tl.num_programs(1) + bh) * (2 * BLOCK) + STEP * BLOCK + t
+            index = bh * room + (at - low) * parts + part
+            place = index * (2 * BLOCK) + STEP * BLOCK + t
             total += tl.load(part_ptr + place, mask=(lane >= low) & (lane <= high), other=0.0)
     lag = diagonal * BLOCK - q_start + t
     tl.store(

@@ -11,18 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whence.kernels.launcher import launch
 from whence.kernels.triton_edges import shared
 from whence.kernels.triton_softmax import attended_range
 from whence.kernels.triton_tile import LOG2E, load_tails, near_range, whole_blocks
+from whence.launcher import launch
 
 ROWS = 16  # the least that a tensor core multiplies, and the most that is called few
 KEYS = 64  # a tile
+WARPS, STAGES = 4, 3
 MOST = 64  # shares
+AT_ONCE = 4  # programs of a processor
+OVERHEAD = 1e-4  # of one more share: what it leaves has to be merged
 
 
 @triton.jit(
-    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "edge", "value_reach"]
+    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "value_reach"]
 )
 def _share_kernel(
     q_ptr,
@@ -62,7 +65,6 @@ def _share_kernel(
     n_k,
     q_start,
     reach,
-    edge,
     value_reach,
     before,
     after,
@@ -175,7 +177,7 @@ def _share_kernel(
             n_k,
             q_start,
             reach,
-            edge,
+            reach,
             value_reach,
             before,
             after,
@@ -204,6 +206,7 @@ def _share_kernel(
             False,
             STAGES,
             PRECISION,
+            True,
         )
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) * groups * n_q + bhq
     tl.store(
@@ -305,11 +308,21 @@ def few(n_q: int, n_k: int, groups: int) -> bool:
 
 
 def shares(n_k: int, key_heads: int, processors: int, tile: int = KEYS) -> tuple[int, int]:
-    """How many shares, and keys a share: enough to keep every processor at four of them."""
-    wanted = -(-4 * processors // key_heads)
-    count = max(1, min(wanted, MOST, n_k // (2 * tile)))
+    """How many shares, and keys a share: as many as keep all processors busy to the end."""
+    count = max(1, min(_even(key_heads, AT_ONCE * processors), n_k // (2 * tile)))
     share = -(-n_k // (count * tile)) * tile
     return -(-n_k // share), share
+
+
+@functools.cache
+def _even(heads: int, slots: int) -> int:
+    """The number of shares a head for which rounds of `slots` programs waste the least."""
+
+    def cost(count: int) -> float:
+        rounds = -(-heads * count // slots)
+        return rounds / count + OVERHEAD * count
+
+    return min(range(1, MOST + 1), key=cost)
 
 
 def decode(
@@ -339,7 +352,8 @@ def decode(
     part = torch.empty(count, b, h, n_q, d_v, dtype=torch.float32, device=q.device)
     state = torch.empty(count, b, h, n_q, 4, dtype=torch.float32, device=q.device)
     value_reach = 0 if table is None else table.shape[1] // 2
-    stages = 3 if max(shape["BLOCK_D"], shape["BLOCK_DV"]) <= 128 and q.element_size() == 2 else 1
+    small = max(shape["BLOCK_D"], shape["BLOCK_DV"]) <= 128 and q.element_size() == 2
+    stages = STAGES if small else 1
     launch(
         _share_kernel,
         (count, b * h_kv),
@@ -347,7 +361,6 @@ def decode(
         (
             *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *strides),
             *(h, h // h_kv, n_q, n_k, q_start, reach),
-            0 if band is None else band.shape[-1] // 2,
             *(value_reach, before, after, share, scale),
         ),
         **shape,
@@ -358,7 +371,7 @@ def decode(
         EVEN_N=n_k % tile == 0,
         STAGES=stages,
         PRECISION=precision,
-        num_warps=4,
+        num_warps=WARPS,
         num_stages=stages,
     )
     launch(

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whence.kernels.launcher import launch
 from whence.kernels.triton_tile import LOG2E
+from whence.launcher import launch
 
 MARGIN = 256  # how far beyond its reach a near tile may touch: rows and keys of the largest tile
 

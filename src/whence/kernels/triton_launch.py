@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whence.kernels.launcher import launch
 from whence.kernels.triton_band import band_kernel, collect_kernel
 from whence.kernels.triton_decode import decode, few
 from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
 from whence.kernels.triton_forward import forward_kernel
 from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
+from whence.launcher import launch
 
 NEAR = 32  # keys a step near the diagonal: look-ups take registers and shared memory
 BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
@@ -84,7 +84,7 @@ def forward(
     tiles: Tiles,
     far: Far | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """out, what rounding took from it, lse in base 2, the table's masses, the band as laid out."""
+    """out, what rounding took from it, lse in base 2, the table's masses, the band if laid out."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     out = torch.empty(b, h, n_q, d_v, dtype=q.dtype, device=q.device)
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
@@ -94,12 +94,12 @@ def forward(
     if inputs.table is not None:
         width = inputs.table.shape[1]
         mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
-    band = laid_out(q, inputs, numbers, far)
-    if far is None and not numbers.dropout and few(n_q, k.shape[2], h // k.shape[1]):
+    if shared_out(q, k, numbers):
         flags = _flags(inputs, numbers)
         del flags["DROPOUT"]
         decode(
-            *(q, k, v, _pointers(inputs, band)[:-1], _input_strides(inputs, band), inputs.table),
+            *(q, k, v, _pointers(inputs, inputs.band)[:-1]),
+            *(_input_strides(inputs, inputs.band), inputs.table),
             (out, rest, lse, mass),
             reach=0 if inputs.band is None else inputs.band.shape[-1] // 2,
             q_start=numbers.q_start,
@@ -110,7 +110,8 @@ def forward(
             shape=_shape(q, v),
             precision=_precision(q),
         )
-        return out, rest, lse, mass, band
+        return out, rest, lse, mass, None
+    band = laid_out(q, inputs, numbers, far)
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     tiles = _suited(tiles, by_row, near_alone=far is not None)
     launch(
@@ -180,6 +181,7 @@ def backward(
 ) -> Backward:
     """Gradients of q, k, v and, if wanted, band and tails."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited(by_keys, by_row, near_alone=far is not None)
@@ -296,17 +298,19 @@ def _shared_band(
     diagonals = max(highest - lowest + 1, 1)
     tiles = min(_ceil(n_q, block), _ceil(n_k, block)) * (b // batches)
     # With an extent most diagonals are empty, but only the device knows which: few programs each
-    # take every n-th of them. Then as many shares of a diagonal as keep the GPU busy.
+    # take every n-th of them, and cut those that are there into as many shares as there is room
+    # for, so that the GPU is kept busy.
     slots = min(diagonals, 8 if inputs.extent is not None else 64)
     busy = BUSY // max(1, min(slots, 4) * h * batches)
-    room = 2**25 // (diagonals * batches * h * 2 * block * 4)  # of memory for the shares: 32 MB
-    parts = max(1, min(tiles, busy, room, 64))
-    part = torch.empty(diagonals, parts, batches, h, 2, block, dtype=torch.float32, device=q.device)
+    parts = max(1, min(tiles, busy, 64))
+    size = 2**22 if inputs.extent is not None else 2**25  # bytes for the shares: 4 or 32 MB
+    room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
+    part = torch.empty(batches, h, room, 2, block, dtype=torch.float32, device=q.device)
     launch(
         band_kernel,
         (slots, parts, batches * h),
         (*tensors, part, *pointers),
-        (*common, lowest, b // batches),
+        (*common, room, b // batches),
         **options,
         GROUPS=h // k.shape[1],
         BLOCK=block,
@@ -324,7 +328,7 @@ def _shared_band(
         (part, d_band, inputs.extent),
         (
             *(h, n_q, n_k, numbers.q_start, reach, numbers.before, numbers.after),
-            *(lowest, first, parts),
+            *(room, first, parts),
         ),
         BLOCK=block,
         **flags,
@@ -359,6 +363,12 @@ def _precision(q: Tensor) -> str:
 def _exact(q: Tensor) -> str:
     """Products with a table of float32: three short ones give its digits, where speed counts."""
     return "ieee" if q.dtype == torch.float32 else "tf32x3"
+
+
+def shared_out(q: Tensor, k: Tensor, numbers: Numbers) -> bool:
+    """Whether few queries meet many keys: then forward reads the band as it is."""
+    groups = q.shape[1] // k.shape[1]
+    return not numbers.far and not numbers.dropout and few(q.shape[2], k.shape[2], groups)
 
 
 def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whence.kernels.launcher import launch
+from whence.launcher import launch
 
 
 @triton.jit

@@ -84,8 +84,11 @@ def weights_and_slopes(
             reach,
             edge,
             stride_band_q,
+            left,
             left_slope,
+            right,
             right_slope,
+            TAILS,
             SLOPES,
             PER_ROW,
         )

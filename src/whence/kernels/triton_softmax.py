@@ -74,13 +74,14 @@ def attended_range(
     DROPOUT: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    RAW: tl.constexpr = False,  # the band is not laid out
 ):
     """Online softmax over keys start..stop; *_mass is the mass beyond the value table."""
     d = tl.arange(0, BLOCK_D)
     d_v = tl.arange(0, BLOCK_DV)
     c = tl.arange(0, BLOCK_N)
     there = rows < n_q
-    LAID_OUT: tl.constexpr = BAND and REGION == 1 and not PER_ROW  # the window is in the band
+    LAID_OUT: tl.constexpr = BAND and REGION == 1 and not PER_ROW and not RAW  # with the window
     LEFT_EDGE: tl.constexpr = BEFORE and REGION < 2 and not LAID_OUT
     RIGHT_EDGE: tl.constexpr = AFTER and REGION > 0 and not LAID_OUT
     MASKED: tl.constexpr = KEYS or SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN_N
@@ -101,10 +102,14 @@ def attended_range(
                 reach,
                 edge,
                 stride_band_q,
+                left[:, None] if TAILS and ROW_TAILS else left,
                 left_slope[:, None] if SLOPES and ROW_TAILS else left_slope,
+                right[:, None] if TAILS and ROW_TAILS else right,
                 right_slope[:, None] if SLOPES and ROW_TAILS else right_slope,
+                TAILS,
                 SLOPES,
                 PER_ROW,
+                RAW,
             )
         if LINE:
             shift, tilt = far_line(

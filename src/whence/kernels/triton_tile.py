@@ -131,19 +131,36 @@ def near_bias(
     reach,
     edge,
     stride_band_q,
+    left,
     left_slope,
+    right,
     right_slope,
+    TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
     PER_ROW: tl.constexpr,
+    RAW: tl.constexpr = False,
 ):
     """The bias of every cell of a near tile. `position` is that of r = 0.
 
     A band of the head is laid out to `edge` beyond what a near tile can touch, in base 2, with its
     tails and with -inf beyond the window; a band a row only to its constant tails, one place beyond
-    its reach (triton_edges.py). So one look-up a cell does, with no question about its lag.
+    its reach (triton_edges.py). So one look-up a cell does, with no question about its lag. A RAW
+    band is as the caller gave it: for few queries the questions cost less than laying it out.
     """
-    if PER_ROW:
-        lag = (first - position) + (c - r)
+    lag = (first - position) + (c - r)
+    if RAW:
+        inside = within(lag, reach)
+        place = lag + reach
+        if PER_ROW:
+            place += r * stride_band_q
+        bias = tl.load(band_ptr + place, mask=inside & there, other=0.0) * LOG2E
+        if TAILS:
+            line = tl.where(lag < 0, left, right)
+            if SLOPES:
+                slope = tl.where(lag < 0, left_slope, right_slope)
+                line += slope * tl.abs(lag).to(tl.float32)
+            bias = tl.where(inside, bias, line)
+    elif PER_ROW:
         place = tl.minimum(tl.maximum(lag, -edge), edge) + (r * stride_band_q + edge)
         bias = tl.load(band_ptr + place, mask=there, other=0.0)
         if SLOPES:

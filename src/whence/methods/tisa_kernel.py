@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whence.launcher import launch
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["reach"])
 def _curve_kernel(
     amplitude_ptr,
     sharpness_ptr,
@@ -41,7 +43,7 @@ def _curve_kernel(
         tl.store(extent_ptr + h, tl.minimum(tl.ceil(far).to(tl.int32), reach))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["reach"])
 def _gradient_kernel(
     amplitude_ptr,
     sharpness_ptr,
@@ -93,8 +95,9 @@ class TisaCurve(torch.autograd.Function):
         parts = tuple(x.float().contiguous() for x in (amplitude, sharpness, offset))
         band = torch.empty(h, 2 * reach + 1, dtype=torch.float32, device=amplitude.device)
         extent = torch.empty(h, dtype=torch.int32, device=amplitude.device)
-        grid = (h, triton.cdiv(2 * reach + 1, 512))
-        _curve_kernel[grid](*parts, band, extent, reach, kernels, underflow, BLOCK=512)
+        grid = (h, -(-(2 * reach + 1) // 512))
+        tensors = (*parts, band, extent)
+        launch(_curve_kernel, grid, tensors, (reach, kernels, underflow), BLOCK=512)
         ctx.save_for_backward(*parts, extent)
         ctx.reach = reach
         ctx.dtypes = (amplitude.dtype, sharpness.dtype, offset.dtype)
@@ -108,8 +111,7 @@ class TisaCurve(torch.autograd.Function):
         *parts, extent = ctx.saved_tensors
         h, kernels = parts[0].shape
         found = tuple(torch.empty_like(part) for part in parts)
-        _gradient_kernel[(h, kernels)](
-            *parts, extent, d_band.contiguous(), *found, ctx.reach, kernels, BLOCK=128
-        )
+        tensors = (*parts, extent, d_band.contiguous(), *found)
+        launch(_gradient_kernel, (h, kernels), tensors, (ctx.reach, kernels), BLOCK=128)
         cast = (x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True))
         return (*cast, None, None)

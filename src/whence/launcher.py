@@ -35,17 +35,23 @@ def launch(
         with torch.cuda.device(device):
             launch(kernel, grid, tensors, numbers, **options)
         return
+    places = [None if x is None else x.data_ptr() for x in tensors]
     key = (
         id(kernel),  # kernels live as long as the program
         device.index,
         numbers,
         tuple(options.values()),
-        tuple([None if x is None else (x.dtype, x.data_ptr() & 15 == 0) for x in tensors]),
+        tuple(
+            [
+                None if x is None or place is None else (x.dtype, x.get_device(), place & 15 == 0)
+                for x, place in zip(tensors, places, strict=True)
+            ]
+        ),
     )
     found = _known.get(key)
-    if found is not None:
+    if found is not None:  # addresses: of a tensor Triton asks the driver what it is
         compiled, constants = found
-        compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *constants)
+        compiled[(*grid, 1, 1)[:3]](*places, *numbers, *constants)
         return
     compiled = kernel[grid](*tensors, *numbers, **options)
     if compiled is None:  # Triton's interpreter, with tensors of a GPU
