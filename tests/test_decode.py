@@ -20,7 +20,7 @@ def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
     from whence.kernels import triton_decode
 
-    monkeypatch.setattr(triton_decode, "KEYS", 8)
+    monkeypatch.setattr(triton_decode, "LEAST", 32)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from whence.kernels.call import AttentionCall
+from whence.kernels.clipped import ClippedBand
 from whence.kernels.plain import HALF, fastest
 from whence.kernels.strategy import far_start
 from whence.lag import LagBias
@@ -88,6 +89,9 @@ def _lag_parts(
     """band, extent, tails [4, b|1, h|1, q|1] and whether any tail slopes."""
     if lag is None:
         return None, None, None, False
+    if lag.ends and not torch.compiler.is_compiling():
+        band, tails = ClippedBand.apply(lag.band)  # type: ignore[no-untyped-call]
+        return band if band.stride(-1) == 1 else band.contiguous(), None, tails, False
     band = lag.band.float()
     band = band if band.stride(-1) == 1 else band.contiguous()
     lines = [x for tail in (lag.left, lag.right) if tail for x in (tail.const, tail.slope)]

@@ -4,6 +4,7 @@ For a bias that is constant beyond a finite reach, far attention is plain attent
 lag <= -start are causal attention of q[start:] on k[:-start], and those at lag >= start the same of
 everything in reverse. Our forward kernel starts its softmax from their results. In backward the
 plain kernel is given the output and log-sum-exp of the whole row, and ours adds its gradients.
+The two sides run beside each other.
 
 A constant tail c only shifts a far part's log-sum-exp. With a value table, whose end row A holds
 for all far keys of a side, the plain backward gets out - A in place of out.
@@ -11,6 +12,7 @@ for all far keys of a side, the plain backward gets out - A in place of out.
 
 from torch import Tensor
 
+from whence.kernels.beside import Beside
 from whence.kernels.plain import Plain, fastest
 from whence.kernels.triton_launch import Far, FarGradients, Inputs, Numbers
 from whence.kernels.triton_rows import copied
@@ -28,12 +30,15 @@ def far_attention(q: Tensor, k: Tensor, v: Tensor, numbers: Numbers) -> Far:
     """Output and log-sum-exp of the keys at |lag| >= numbers.far."""
     plain, start = _plain(q, v), numbers.far
     m = q.shape[2] - start
-    left, left_lse = plain.forward(q[:, :, start:], k[:, :, :m], v[:, :, :m], numbers.scale)
     right, right_lse = None, None
-    if numbers.after != 0:
-        right, right_lse = plain.forward(*_turned(q, k, v, start), numbers.scale)
-        right, right_lse = right.contiguous(), _flat(right_lse)
-    return Far(start, left.contiguous(), _flat(left_lse), right, right_lse)
+    with Beside(q.device) as beside:
+        if numbers.after != 0:
+            right, right_lse = plain.forward(*_turned(q, k, v, start), numbers.scale)
+            right, right_lse = right.contiguous(), _flat(right_lse)
+    left, left_lse = plain.forward(q[:, :, start:], k[:, :, :m], v[:, :, :m], numbers.scale)
+    left, left_lse = left.contiguous(), _flat(left_lse)
+    beside.join(right, right_lse)
+    return Far(start, left, left_lse, right, right_lse)
 
 
 def far_gradients(
@@ -56,6 +61,17 @@ def far_gradients(
         left_lse, right_lse = whole - inputs.tails[0], whole - inputs.tails[2]
     if inputs.table is not None:
         first, last = inputs.table[:, 0].contiguous(), inputs.table[:, -1].contiguous()
+    right = None
+    with Beside(q.device) as beside:
+        if numbers.after != 0:
+            right = plain.backward(
+                copied(d_out, 0, m, reverse=True),
+                *_turned(q, k, v, start),
+                copied(out, 0, m, reverse=True, minus=last),
+                right_lse[:, :, :m].flip(2),
+                numbers.scale,
+            )
+            right = _packed(right)
     left = plain.backward(
         d_out[:, :, start:],
         q[:, :, start:],
@@ -65,16 +81,8 @@ def far_gradients(
         left_lse[:, :, start:].contiguous(),
         numbers.scale,
     )
-    if numbers.after == 0:
-        return FarGradients(_packed(left), None)
-    right = plain.backward(
-        copied(d_out, 0, m, reverse=True),
-        *_turned(q, k, v, start),
-        copied(out, 0, m, reverse=True, minus=last),
-        right_lse[:, :, :m].flip(2),
-        numbers.scale,
-    )
-    return FarGradients(_packed(left), _packed(right))
+    beside.join(*(right or ()))
+    return FarGradients(_packed(left), right)
 
 
 def _plain(q: Tensor, v: Tensor) -> Plain:

@@ -5,6 +5,7 @@ cache is read once. A row of its tile is one query of one head.
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,16 +18,12 @@ from whence.kernels.triton_tile import LOG2E, load_tails, near_range, whole_bloc
 from whence.launcher import launch
 
 ROWS = 16  # the least that a tensor core multiplies, and the most that is called few
-KEYS = 64  # a tile
-WARPS, STAGES = 4, 3
+LEAST = 256  # keys that are worth sharing out
 MOST = 64  # shares
-AT_ONCE = 4  # programs of a processor
 OVERHEAD = 1e-4  # of one more share: what it leaves has to be merged
 
 
-@triton.jit(
-    do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "value_reach"]
-)
+@triton.jit(do_not_specialize=["q_start", "before", "after", "n_q", "n_k", "reach", "value_reach"])
 def _share_kernel(
     q_ptr,
     k_ptr,
@@ -302,14 +299,39 @@ def _merge_kernel(
         tl.store(rest_ptr + bhq * D_V + d_v, rest, mask=d_v < D_V)
 
 
+class ShareTiles(NamedTuple):
+    """Keys a tile, how the compiler is to run it, and how many programs a processor holds."""
+
+    keys: int
+    stages: int
+    at_once: int
+
+
+NARROW, WIDE = (
+    ShareTiles(64, 3, 4),
+    ShareTiles(128, 2, 2),
+)  # heads to 64, and to 128; measured on an H200
+PLAIN = ShareTiles(64, 1, 2)  # wider heads, and float32
+INTERPRETED = ShareTiles(16, 1, 4)
+
+
+def tiles_of(width: int, q: Tensor) -> ShareTiles:
+    """For heads of this width."""
+    if not q.is_cuda:
+        return INTERPRETED
+    if q.element_size() > 2 or width > 128:
+        return PLAIN
+    return NARROW if width <= 64 else WIDE
+
+
 def few(n_q: int, n_k: int, groups: int) -> bool:
     """Whether a call has so few rows and so many keys that its keys are shared out."""
-    return n_q * groups <= ROWS and n_k >= 4 * KEYS
+    return n_q * groups <= ROWS and n_k >= LEAST
 
 
-def shares(n_k: int, key_heads: int, processors: int, tile: int = KEYS) -> tuple[int, int]:
-    """How many shares, and keys a share: as many as keep all processors busy to the end."""
-    count = max(1, min(_even(key_heads, AT_ONCE * processors), n_k // (2 * tile)))
+def shares(n_k: int, key_heads: int, slots: int, tile: int) -> tuple[int, int]:
+    """How many shares, and keys a share: as many as keep `slots` programs busy to the end."""
+    count = max(1, min(_even(key_heads, slots), n_k // (2 * tile)))
     share = -(-n_k // (count * tile)) * tile
     return -(-n_k // share), share
 
@@ -347,13 +369,11 @@ def decode(
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     out, rest, lse, mass = results
     band = pointers[0]
-    tile = KEYS if q.is_cuda else 16
-    count, share = shares(n_k, b * h_kv, _processors(q.device), tile)
+    tile, stages, at_once = tiles_of(max(shape["BLOCK_D"], shape["BLOCK_DV"]), q)
+    count, share = shares(n_k, b * h_kv, at_once * _processors(q.device), tile)
     part = torch.empty(count, b, h, n_q, d_v, dtype=torch.float32, device=q.device)
     state = torch.empty(count, b, h, n_q, 4, dtype=torch.float32, device=q.device)
     value_reach = 0 if table is None else table.shape[1] // 2
-    small = max(shape["BLOCK_D"], shape["BLOCK_DV"]) <= 128 and q.element_size() == 2
-    stages = STAGES if small else 1
     launch(
         _share_kernel,
         (count, b * h_kv),
@@ -371,7 +391,7 @@ def decode(
         EVEN_N=n_k % tile == 0,
         STAGES=stages,
         PRECISION=precision,
-        num_warps=WARPS,
+        num_warps=4,
         num_stages=stages,
     )
     launch(

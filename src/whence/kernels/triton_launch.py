@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from whence.kernels.beside import Beside
 from whence.kernels.triton_band import band_kernel, collect_kernel
 from whence.kernels.triton_decode import decode, few
 from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
@@ -184,9 +185,7 @@ def backward(
     band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
     by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
-    by_keys = _suited(by_keys, by_row, near_alone=far is not None)
-    if far is not None:  # staged look-ups only cost registers where no far tile follows
-        by_keys = by_keys._replace(stages=1 if d <= 64 else 2, warps=8 if by_row else 4)
+    by_keys = _suited_keys(by_keys, d, by_row, near_alone=far is not None)
     delta = torch.empty_like(lse)
     d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
     d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
@@ -256,6 +255,14 @@ def backward(
         num_warps=by_rows.warps,
         num_stages=by_rows.stages,
     )
+    beside = None
+    if inputs.band is not None and band_too and d_band is None:
+        tensors = (q, k, v, d_out, lse, delta)
+        if far is None:
+            d_band = _shared_band(tensors, pointers, common, options, inputs, numbers, block)
+        else:  # where the key kernel has little to do
+            with Beside(q.device) as beside:
+                d_band = _shared_band(tensors, pointers, common, options, inputs, numbers, block)
     launch(
         key_kernel,
         (_ceil(n_k, by_keys.keys), b * h_kv),
@@ -273,9 +280,8 @@ def backward(
         num_warps=by_keys.warps,
         num_stages=by_keys.stages,
     )
-    if inputs.band is not None and band_too and d_band is None:
-        tensors = (q, k, v, d_out, lse, delta)
-        d_band = _shared_band(tensors, pointers, common, options, inputs, numbers, block)
+    if beside is not None:
+        beside.join(d_band)
     return Backward(d_q, d_k, d_value, d_band, d_tails)
 
 
@@ -345,6 +351,12 @@ def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
     if near_alone or by_row:
         tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64), warps=4)
     return tiles
+
+
+def _suited_keys(tiles: Tiles, d: int, by_row: bool, *, near_alone: bool) -> Tiles:
+    """The same for the key kernel, which without far tiles is the better for fewer stages."""
+    tiles = _suited(tiles, by_row, near_alone=near_alone)
+    return tiles._replace(stages=2 if by_row or d > 64 else 1) if near_alone else tiles
 
 
 def _ceil(n: int, size: int) -> int:

@@ -91,6 +91,8 @@ def weights_and_slopes(
             TAILS,
             SLOPES,
             PER_ROW,
+            False,
+            BY_KEYS,
         )
     if TAILS and REGION != 1:
         shift, tilt = far_line(
@@ -125,7 +127,11 @@ def weights_and_slopes(
             lag = col - (row + q_start)
             place = tl.minimum(tl.maximum(lag, -value_reach), value_reach)
             place += r * (2 * value_reach + 1) + value_reach
-            d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
+            if BY_KEYS:
+                if reach >= 0:  # always so: see near_bias
+                    d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
+            else:
+                d_weights += tl.load(d_mass_ptr + place, mask=row < n_q, other=0.0)
         else:  # a far tile lies in an end row of the table: one number a query row
             d_mass = d_left_mass
             if REGION == 2:

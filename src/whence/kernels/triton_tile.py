@@ -139,6 +139,7 @@ def near_bias(
     SLOPES: tl.constexpr,
     PER_ROW: tl.constexpr,
     RAW: tl.constexpr = False,
+    DIRECT: tl.constexpr = False,
 ):
     """The bias of every cell of a near tile. `position` is that of r = 0.
 
@@ -162,7 +163,14 @@ def near_bias(
             bias = tl.where(inside, bias, line)
     elif PER_ROW:
         place = tl.minimum(tl.maximum(lag, -edge), edge) + (r * stride_band_q + edge)
-        bias = tl.load(band_ptr + place, mask=there, other=0.0)
+        if DIRECT:
+            # A condition that always holds: a look-up within one is not staged through shared
+            # memory, which takes a thread a number and is slow where rows have their own.
+            bias = 0.0 * place.to(tl.float32)
+            if reach >= 0:
+                bias = tl.load(band_ptr + place, mask=there, other=0.0)
+        else:
+            bias = tl.load(band_ptr + place, mask=there, other=0.0)
         if SLOPES:
             slope = tl.where(lag < 0, left_slope, right_slope) * tl.abs(lag).to(tl.float32)
             bias += tl.where(within(lag, reach), 0.0, slope)

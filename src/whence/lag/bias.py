@@ -32,13 +32,16 @@ class LagBias(Bias):
     left: Line | None = None
     right: Line | None = None
     extent: Int[Tensor, " h"] | None = None
+    ends: bool = False  # the tails are the band's own end columns (`clipped`): kernels need not ask
 
     def __post_init__(self) -> None:
         shape = tuple(self.band.shape)
         require(
             len(shape) == 4,
-            f"LagBias.band needs 4 axes [b|1, h, q|1, lag], got shape {shape}. "
-            "Build it with LagBias.from_function.",
+            lambda: (
+                f"LagBias.band needs 4 axes [b|1, h, q|1, lag], got shape {shape}. "
+                "Build it with LagBias.from_function."
+            ),
         )
         require(
             shape[-1] % 2 == 1,
@@ -77,7 +80,7 @@ class LagBias(Bias):
     @staticmethod
     def clipped(band: Float[Tensor, "b h q lag"]) -> "LagBias":
         """A band whose end columns go on for ever, as when lags are clipped to the reach."""
-        return LagBias(band, Line(const=band[..., 0]), Line(const=band[..., -1]))
+        return LagBias(band, Line(const=band[..., 0]), Line(const=band[..., -1]), ends=True)
 
     @property
     def reach(self) -> int:
@@ -185,12 +188,12 @@ class LagBias(Bias):
         """The bias of query rows start..stop; a band shared by all queries stays as it is."""
         band = self.band if self.band.shape[2] == 1 else self.band[:, :, start:stop]
         left, right = (tail and tail.rows(start, stop) for tail in (self.left, self.right))
-        return LagBias(band, left, right, self.extent)
+        return LagBias(band, left, right, self.extent, self.ends)
 
     def to(self, dtype: torch.dtype) -> "LagBias":
         """The same bias in another dtype."""
         left, right = (tail and tail.to(dtype) for tail in (self.left, self.right))
-        return LagBias(self.band.to(dtype), left, right, self.extent)
+        return LagBias(self.band.to(dtype), left, right, self.extent, self.ends)
 
 
 def _extent(bias: LagBias) -> Tensor:

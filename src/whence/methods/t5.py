@@ -5,6 +5,7 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from whence.checks import at_least, require
 from whence.lag import LagBias
@@ -39,6 +40,7 @@ class T5(PositionMethod):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.empty(buckets, n_heads))
         nn.init.normal_(self.table, 0.0, 0.02)
+        self._bucket: Tensor | None = None
 
     def score_term(
         self,
@@ -49,9 +51,19 @@ class T5(PositionMethod):
         content: Content | None = None,
     ) -> LagBias:
         """A band to max_distance, where the buckets have saturated, and constant tails."""
-        lag = torch.arange(-self.max_distance, self.max_distance + 1, device=self.table.device)
-        bucket = t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
-        return LagBias.clipped(self.table[bucket].T[None, :, None])
+        return LagBias.clipped(embedding(self._buckets(), self.table).T[None, :, None])
+
+    def _buckets(self) -> Int[Tensor, " lag"]:
+        """Of the lags to max_distance; they never change, so they are found once on a device."""
+        device = self.table.device
+        if self._bucket is not None and self._bucket.device == device:
+            return self._bucket
+        with torch.inference_mode(mode=False):
+            lag = torch.arange(-self.max_distance, self.max_distance + 1, device=device)
+            bucket = t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
+        if type(bucket) is Tensor and not torch.compiler.is_compiling():
+            self._bucket = bucket
+        return bucket
 
 
 def t5_bucket(

@@ -20,24 +20,25 @@ def _curve_kernel(
     reach,
     kernels,
     underflow,
+    KERNELS: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
     """f at one block of lags of one head; the first block finds the head's extent too."""
     h = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lag = (place - reach).to(tl.float32)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    far = 0.0
-    for s in range(0, kernels):
-        a = tl.load(amplitude_ptr + h * kernels + s)
-        b = tl.abs(tl.load(sharpness_ptr + h * kernels + s))
-        c = tl.load(offset_ptr + h * kernels + s)
-        distance = lag - c
-        total += a * tl.exp(-b * distance * distance)
-        edge = tl.abs(c) + tl.sqrt(underflow / b)
-        # NaN fails every comparison: then, and without a width, nothing may be cut off.
-        sound = (edge < reach) & (tl.abs(a) < float("inf"))
-        far = tl.maximum(far, tl.where(sound, edge, reach * 1.0))
+    s = tl.arange(0, KERNELS)
+    there = s < kernels
+    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0)
+    b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=float("inf")))
+    c = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0)
+    distance = lag[None, :] - c[:, None]
+    gaussian = tl.exp(-b[:, None] * distance * distance)
+    total = tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
+    edge = tl.abs(c) + tl.sqrt(underflow / b)
+    # NaN fails every comparison: then, and without a width, nothing may be cut off.
+    sound = (edge < reach) & (tl.abs(a) < float("inf"))
+    far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
     tl.store(band_ptr + h * (2 * reach + 1) + place, total, mask=place <= 2 * reach)
     if tl.program_id(1) == 0:
         tl.store(extent_ptr + h, tl.minimum(tl.ceil(far).to(tl.int32), reach))
@@ -97,7 +98,9 @@ class TisaCurve(torch.autograd.Function):
         extent = torch.empty(h, dtype=torch.int32, device=amplitude.device)
         grid = (h, -(-(2 * reach + 1) // 512))
         tensors = (*parts, band, extent)
-        launch(_curve_kernel, grid, tensors, (reach, kernels, underflow), BLOCK=512)
+        numbers = (reach, kernels, underflow)
+        padded = 1 << (kernels - 1).bit_length()
+        launch(_curve_kernel, grid, tensors, numbers, KERNELS=padded, BLOCK=512)
         ctx.save_for_backward(*parts, extent)
         ctx.reach = reach
         ctx.dtypes = (amplitude.dtype, sharpness.dtype, offset.dtype)
