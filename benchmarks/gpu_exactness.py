@@ -49,9 +49,9 @@ def call_of(seed: int) -> dict[str, Any]:
     d = min(d, 64) if dtype == "float32" else min(d, 128) if mode == "split" else d
     d_v = d if mode == "split" or kind.random() < 0.8 else 64
     groups = kind.choice([1, 1, 2, 4])
-    bias = kind.choice(["none", "band", "band", "constant", "constant", "sloped"])
+    bias = kind.choice(["none", "band", "band", "constant", "clipped", "sloped"])
     if mode == "split":
-        bias = kind.choice(["band", "constant"])
+        bias = kind.choice(["band", "constant", "clipped"])
     per_row, values = kind.random() < 0.3, kind.random() < 0.35
     mask = "none" if mode == "split" else kind.choice(["none", "none", "keys", "packed"])
     causal, even = kind.random() < 0.4, kind.random() < 0.3
@@ -132,6 +132,7 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
         xs = [(x if how == "float64" else x.to(t)).clone().requires_grad_() for _, x, t in leaves]
         pick = [None if i is None else xs[i] for i in lines]
         bias = None if band is None else LagBias(xs[band], Line(*pick[:2]), Line(*pick[2:]))
+        bias = LagBias.clipped(xs[band]) if call["bias"] == "clipped" else bias
         options = {
             "bias": bias,
             "values": None if table is None else LagValues(xs[table]),

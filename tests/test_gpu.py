@@ -119,6 +119,54 @@ def test_a_training_step_can_be_captured_in_a_cuda_graph() -> None:
     assert not torch.equal(first, results[0])  # a new dropout mask each time
 
 
+@pytest.mark.parametrize("spec", ["t5", "shaw:clip=16"])
+def test_the_split_on_its_two_streams_gives_the_same_in_a_graph_and_on_another_stream(
+    spec: str,
+) -> None:
+    torch.manual_seed(0)
+    method = build(spec, n_heads=2, d_head=64).cuda()
+    q, k, v = (torch.randn(1, 2, 4096, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    leaves = [q.requires_grad_(), *method.parameters()]
+    pos = torch.arange(4096, device="cuda")
+
+    def step() -> list[torch.Tensor]:
+        bias, values = method.score_term(q, pos, pos), method.value_term(pos, pos)
+        assert "split" in str(explain(q, k, v, bias=bias, values=values))
+        out = attend(q, k, v, bias=bias, values=values, backend="fused")
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out) / 7)]
+
+    wanted = step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(4):  # memory is freed and taken again between the streams
+            found = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for results in (found, replayed):
+        for result, same in zip(results, wanted, strict=True):
+            torch.testing.assert_close(result, same, rtol=1e-2, atol=1e-3)  # q's: cuDNN's order
+
+
+def test_a_tensor_on_the_cpu_is_refused_also_by_a_kernel_that_ran_before() -> None:
+    from whence.launcher import launch
+    from whence.methods.tisa_kernel import _curve_kernel
+
+    parts = [torch.rand(4, 5, device="cuda") for _ in range(3)]
+    band = torch.empty(4, 129, device="cuda")
+    extent = torch.empty(4, dtype=torch.int32, device="cuda")
+    numbers = (64, 5, 90.0)
+    for _ in range(2):
+        launch(_curve_kernel, (4, 1), (*parts, band, extent), numbers, KERNELS=8, BLOCK=512)
+    tensors = (parts[0], parts[1].cpu(), parts[2], band, extent)
+    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
+        launch(_curve_kernel, (4, 1), tensors, numbers, KERNELS=8, BLOCK=512)
+
+
 def test_autocast_and_activation_checkpointing_work() -> None:
     from torch.utils.checkpoint import checkpoint
 

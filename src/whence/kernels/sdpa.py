@@ -13,7 +13,8 @@ from whence.kernels.blocked import BlockedAttention, Plan
 from whence.kernels.call import AttentionCall
 from whence.lag import LagBias, LagValues, Line
 
-TILE = 1 << 20  # logits held at a time, all heads together
+TILE = 1 << 20  # logits held at a time, all heads together: what a CPU's caches hold
+TILE_OF_A_GPU = 1 << 26  # there a small tile is all launches
 ROWS = 256  # query rows a block at the most
 KEEP = 1 << 22  # logits of a whole call up to which its weights are kept for backward
 
@@ -140,7 +141,8 @@ def _rows(call: AttentionCall, reach: int) -> int:
     width = min(2 * reach + ROWS, call.sight.n_k)
     if _is_small(call):
         return max(1, min(ROWS // 2, n_q))
-    return max(16, min(ROWS, n_q, TILE // max(1, b * h * width)))
+    tile = TILE if call.q.device.type == "cpu" else TILE_OF_A_GPU
+    return max(16, min(ROWS, n_q, tile // max(1, b * h * width)))
 
 
 def _dense(call: AttentionCall) -> Tensor:
