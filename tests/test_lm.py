@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,11 @@ from lm_settings import text_file, tiny
 from whence.analysis.language import SCRATCH, SLIDING
 from whence.experiments import LMConfig, evaluation, lag_views, run_lm
 from whence.experiments.config import read_config
+from whence.experiments.folder import prepared
 from whence.experiments.source import IGNORED, Examples
-from whence.experiments.sweep import prepared
 from whence.experiments.tasks import ASK, FILLER, TASKS, Task
-from whence.experiments.text import Text
 from whence.experiments.tokens import StoredTokenizer, read_texts
-from whence.experiments.training import new_model, train
+from whence.experiments.training import new_model
 from whence.experiments.watching import learned_table, toeplitz_of
 
 
@@ -42,7 +42,7 @@ def test_the_tokenizer_gives_the_text_back_and_is_trained_once(tmp_path: Path) -
     source = source_of(tiny(data), tmp_path / "out")
     path = tmp_path / "out" / "tokenizer.json"
     tokenizer = Tokenizer.from_str(StoredTokenizer.load(path).tokenizer)
-    texts = read_texts(data, None)
+    texts = read_texts(str(data), None)
     assert tokenizer.decode(source.train.tolist()) == texts.train
     assert tokenizer.decode(source.valid.tolist()) == texts.valid
     assert texts.train + texts.valid == data.read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def test_the_tokenizer_gives_the_text_back_and_is_trained_once(tmp_path: Path) -
 def test_another_text_for_validation_leaves_the_first_whole(tmp_path: Path) -> None:
     data, valid = text_file(tmp_path), tmp_path / "valid.txt"
     valid.write_text("a key and a query, and where they are\n" * 30, encoding="utf-8")
-    texts = read_texts(data, valid)
+    texts = read_texts(str(data), str(valid))
     assert texts.train == data.read_text(encoding="utf-8")
     assert texts.valid == valid.read_text(encoding="utf-8")
 
@@ -219,6 +219,18 @@ def test_a_table_of_positions_has_no_loss_beyond_it_and_says_why(tmp_path: Path)
     assert found[2].why_not == "learned+tisa knows 16 positions"
 
 
+def test_a_loss_that_is_not_finite_is_none_and_says_why(tmp_path: Path) -> None:
+    """NaN has no place in a ranking, nor in JSON."""
+    config = tiny(text_file(tmp_path))
+    source = source_of(config, tmp_path / "out")
+    model = new_model(config, "tisa", 0, source.vocab_size)
+    with torch.no_grad():
+        model.model.stack.norm.weight[0] = float("nan")
+    found = evaluation.losses(model, source, config, torch.device("cpu"), say=quiet)
+    assert [(x.loss, x.accuracy, x.tokens) for x in found] == [(None, None, 0)] * 4
+    assert found[0].why_not == "the loss of tisa at length 16 is nan"
+
+
 # What is looked at
 
 
@@ -285,6 +297,10 @@ def test_flags_win_over_a_file_and_the_file_over_the_defaults(tmp_path: Path) ->
     read = read_config(path, {"steps": 9, "seeds": None})
     assert (read.methods, read.steps, read.seeds, read.learning_rate) == (("tisa",), 9, 1, 1.0)
     assert LMConfig.from_json(read.to_json()).plain() == read.plain()
+    assert read.eval_lengths == (128, 256, 512)
+    given = {"train_length": 64}
+    assert read_config(path, given).eval_lengths == (64, 128, 256)
+    assert read_config(path, {**given, "eval_lengths": (64,)}).eval_lengths == (64,)
 
 
 @pytest.mark.parametrize(
@@ -301,10 +317,12 @@ def test_flags_win_over_a_file_and_the_file_over_the_defaults(tmp_path: Path) ->
         ("eval_lengths = [64]", "must hold train_length = 128"),
         ("save_every = 25", "save_every must be a multiple of log_every"),
         ("accumulate = 3", "batch must be a multiple of accumulate, got 16 and 3"),
+        ("d_model = 90", "d_model must be a multiple of n_heads, got 90 and 4"),
         ("dropout = 1.0", "dropout must be in"),
         ("learning_rate = 0.0", "learning_rate must be above 0"),
         ("seeds = 0", "seeds must be at least 1, got 0"),
         ("methods = []", "one method or more"),
+        ("methods = ['tisa', 'rope', 'tisa']", "name each method once, got tisa several times"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(toml: str, message: str, tmp_path: Path) -> None:
@@ -324,12 +342,20 @@ def test_without_methods_or_with_a_masked_task_nothing_begins() -> None:
         Task("back", distance=16, train_length=16, eval_tokens=16)
 
 
-def test_batches_that_do_not_fit_the_processes_are_refused(
+def test_what_would_fail_in_a_job_is_refused_before_the_folder_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny(text_file(tmp_path))
-    source = source_of(config, tmp_path / "out")
-    assert isinstance(source, Text)
-    monkeypatch.setattr("whence.experiments.training.processes", lambda: (0, 3))
-    with pytest.raises(ValueError, match="processes times accumulate, got 4 for 3"):
-        train(config, "tisa", 0, source, tmp_path / "job", say=quiet)
+    """Else the folder would be that of an experiment that cannot run, and refuse the right one."""
+    config, out = tiny(text_file(tmp_path)), tmp_path / "out"
+    wrong = [
+        (replace(config, methods=("tisa", "cope"), objective="masked"), "causal attention alone"),
+        (replace(config, fsdp=True), "--fsdp is for GPUs"),
+    ]
+    for one, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            run_lm(one, out)
+    with monkeypatch.context() as patch:
+        patch.setattr("whence.experiments.training.processes", lambda: (0, 3))
+        with pytest.raises(ValueError, match="processes times accumulate, got 4 for 3"):
+            run_lm(config, out)
+    assert not out.exists()

@@ -1,10 +1,10 @@
 """`whence lm` at the command line: what it prints, writes, refuses, and leaves as it was."""
 
 import errno
-import importlib.util
 import json
 import os
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from whence.analysis.language import Language
 from whence.cli import demo as demo_command
 from whence.cli.root import app
 from whence.experiments import run_lm
+from whence.experiments.tokens import StoredTokenizer
 from whence.models import WhenceForCausalLM
 
 
@@ -74,14 +75,44 @@ def test_the_command_ranks_methods_and_writes_page_table_and_figures(finished: P
     assert job.peak_bytes is None or job.peak_bytes > 1e6
 
 
-def test_each_job_leaves_logs_for_tensorboard(finished: Path) -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        pytest.skip("TensorBoard is optional, and not installed here")
+def logged(folder: Path) -> tuple[list[int], list[float]]:
+    """Steps and losses, as TensorBoard itself reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload().Scalars("train/loss")
+    return [event.step for event in events], [event.value for event in events]
+
+
+def test_each_job_leaves_its_loss_curve_for_tensorboard(finished: Path) -> None:
     logs = finished / "out" / "tensorboard"
-    assert {path.parent.name for path in logs.glob("*/events*")} == {
-        "tisa.seed-0",
-        "learned.seed-0",
-    }
+    jobs = Language.load(finished / "out" / "lm.json").jobs
+    assert {path.name for path in logs.iterdir()} == {"tisa.seed-0", "learned.seed-0"}
+    for job in jobs:
+        steps, losses = logged(logs / f"{job.method}.seed-0")
+        assert steps == job.steps.tolist()
+        torch.testing.assert_close(losses, job.train_loss.tolist(), rtol=1e-6, atol=0)
+
+
+def test_a_run_that_died_and_went_on_has_each_step_in_its_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text_file(tmp_path))
+    forward, calls = WhenceForCausalLM.forward, [0]
+
+    def dies(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[0] += self.training
+        if calls[0] == 8:  # steps 2, 4 and 6 are logged, of 4 there is a checkpoint
+            raise KeyboardInterrupt
+        return forward(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WhenceForCausalLM, "forward", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run_lm(config, tmp_path / "out")
+    job = run_lm(config, tmp_path / "out").jobs[0]
+    steps, losses = logged(tmp_path / "out" / "tensorboard" / "tisa.seed-0")
+    assert steps == job.steps.tolist() == [2, 4, 6, 8, 10, 12]
+    torch.testing.assert_close(losses, job.train_loss.tolist(), rtol=1e-6, atol=0)
 
 
 def test_report_draws_a_comparison_again(finished: Path) -> None:
@@ -168,6 +199,12 @@ def test_a_tokenizer_for_other_data_is_refused(finished: Path, tmp_path: Path) -
     fails_with(run(*command), 2, "was trained for 300 tokens, not for 301")
     missing = replace(tiny(finished / "text.txt"), tokenizer="none.json")
     fails_with(run("lm", *flags(missing), "--out", tmp_path / "out"), 2, "there is no tokenizer")
+    stored = StoredTokenizer.load(theirs)
+    spaced = json.dumps(json.loads(stored.tokenizer), indent=3)  # as another version might train it
+    replace(stored, tokenizer=spaced).save(tmp_path / "spaced.json")
+    again = replace(tiny(finished / "text.txt"), tokenizer=str(tmp_path / "spaced.json"))
+    command = ("lm", *flags(again), "--out", finished / "out")
+    fails_with(run(*command), 2, "is another tokenizer than", "jobs there may have used it")
     swapped = tmp_path / "swapped"
     swapped.mkdir()
     (swapped / "tokenizer.json").write_bytes(theirs.read_bytes())
@@ -180,7 +217,7 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "out")
     fails_with(run("lm", "--data", data, *out), 2, "name the methods to compare")
     fails_with(run("lm", "--methods", "tsia", "--data", data, *out), 2, "Did you mean 'tisa'")
-    fails_with(run("lm", "--methods", "tisa", *out), 2, "the task 'text' needs a text file")
+    fails_with(run("lm", "--methods", "tisa", *out), 2, "the task 'text' needs a text as data")
     fails_with(
         run("lm", "--methods", "tisa", "--data", data, "--eval-lengths", "128,x", *out),
         2,
@@ -217,7 +254,38 @@ def test_the_time_given_ends_a_run_in_order(tmp_path: Path) -> None:
     assert result.exit_code == 3
     assert "0 of 1 jobs are done; the same command goes on" in result.stderr
     assert Language.load(tmp_path / "out" / "lm.json").jobs == ()
+    fails_with(run("report", tmp_path / "out"), 2, "has no finished job yet")
     assert run(*command).exit_code == 0
+
+
+def test_models_that_were_not_kept_cannot_be_asked_for_later(finished: Path) -> None:
+    config = tiny(finished / "text.txt", ("tisa",), keep_models=True)
+    result = run("lm", *flags(config), "--out", finished / "out")
+    fails_with(result, 2, "a finished job whose model was not kept", "Leave --keep-models out")
+
+
+def test_the_last_step_is_looked_at_before_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps need not be a multiple of those between two logs."""
+    config = tiny(text_file(tmp_path), steps=13)
+    job = run_lm(config, tmp_path / "whole").jobs[0]
+    assert job.steps.tolist() == [2, 4, 6, 8, 10, 12, 13]
+    calls, forward = [0], WhenceForCausalLM.forward
+
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = forward(self, *args, **kwargs)
+        calls[0] += self.training
+        if calls[0] == 13:
+            found.loss = found.loss * float("nan")
+        return found
+
+    monkeypatch.setattr(WhenceForCausalLM, "forward", broken)
+    job = run_lm(config, tmp_path / "out").jobs[0]
+    assert job.stopped == "loss is nan by step 13; checkpoint-12 is kept"
+    calls[0] = 11  # NaN by the first log, when the time is spent too: training again would not help
+    job = run_lm(config, tmp_path / "late", deadline=time.monotonic()).jobs[0]
+    assert job.stopped == "loss is nan by step 2; no checkpoint was saved before"
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -305,27 +373,3 @@ def test_the_demo_trains_and_ends_with_the_page(
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == f"wrote {tmp_path / 'lm' / 'page.html'}"
     assert "alibi" in result.stdout
-
-
-def test_the_gpu_comparison_goes_on_from_its_packed_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import lm_gpu
-
-    data = text_file(tmp_path)
-    state = tmp_path / "state.tar.gz"
-
-    def command(out: str, *more: str) -> int:
-        given = ["--data", data, "--valid", data, "--out", tmp_path / out, "--pack", state]
-        arguments = ["lm_gpu.py", *map(str, given), "--unpack", str(state), "--tiny", *more]
-        monkeypatch.setattr("sys.argv", arguments)
-        with pytest.raises(SystemExit) as end:
-            lm_gpu.main()
-        return int(str(end.value.code))
-
-    assert command("first", "--seeds", "1", "--seconds", "1e-6") == lm_gpu.UNFINISHED
-    assert command("first", "--seeds", "1") == 0
-    assert "nope\t" in capsys.readouterr().out
-    place = Path("jobs", "nope.seed-0", "result.json")
-    assert command("second", "--seeds", "1", "--seconds", "1e-6") == 0  # all of it was unpacked
-    assert (tmp_path / "second" / place).read_bytes() == (tmp_path / "first" / place).read_bytes()

@@ -93,6 +93,15 @@ def test_a_finished_job_is_not_run_again_and_more_jobs_join_it(
     same(run_lm(config, tmp_path / "out"), first)
 
 
+def test_results_keep_the_machine_that_they_are_from(tmp_path: Path) -> None:
+    config, out = tiny(text_file(tmp_path)), tmp_path / "out"
+    run_lm(config, out, machine={"gpu": "first"})
+    assert run_lm(config, out, machine={"gpu": "second"}).machine == {"gpu": "first"}
+    more = replace(config, methods=("tisa", "nope"))
+    assert run_lm(more, out, machine={"gpu": "second"}).machine == {"gpu": "second"}
+    assert Language.load(out / "lm.json").machine == {"gpu": "second"}
+
+
 def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("needs torch.distributed with gloo")

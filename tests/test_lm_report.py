@@ -42,6 +42,7 @@ def job(method: str, seed: int, losses: dict[int, float | None], **more: Any) ->
         "steps": np.arange(2, dtype=np.float32),
         "train_loss": np.ones(2, np.float32),
         "tokens_a_second": 100.0 + seed,
+        "side_by_side": 1,
         "peak_bytes": 5_000_000 + seed,
         "parameters": 10,
         "positional": 3,
@@ -89,6 +90,13 @@ def test_methods_are_ranked_by_their_mean_loss_at_the_length_of_training() -> No
     assert latex.count(r"\\") == 4
     with pytest.raises(ValueError, match="Unknown format 'word'"):
         formatted(found, "word")
+
+
+def test_a_table_of_unequal_numbers_of_seeds_says_so() -> None:
+    a, b = (job("a", seed, {16: 2.0, 32: 2.0}) for seed in (0, 1))
+    c = job("c", 0, {16: 2.0, 32: 2.0})
+    assert "standard deviation over 2 seeds" in formatted(results(a, b), "markdown")
+    assert "standard deviation over 1 to 2 seeds" in formatted(results(a, b, c), "markdown")
 
 
 def test_a_task_shows_the_share_that_is_right() -> None:

@@ -62,6 +62,7 @@ class Job(Result):
     steps: Array  # [logs] of the training curve
     train_loss: Array  # [logs] mean since the log before
     tokens_a_second: float | None
+    side_by_side: int  # jobs that shared the device, the most; alone it is 1
     peak_bytes: int | None  # of the GPU's memory, or of the process on a CPU
     parameters: int
     positional: int  # those of them that are the method's
@@ -99,6 +100,11 @@ class Language(Result):
         """At which the models were tested."""
         return tuple(sorted({int(n) for n in self.config["eval_lengths"]}))
 
+    @property
+    def side_by_side(self) -> int:
+        """The most jobs that shared a device; 1 where each speed is that of a job alone."""
+        return max((job.side_by_side for job in self.jobs), default=1)
+
 
 @dataclass(frozen=True, eq=False)
 class Mean(Result):
@@ -117,7 +123,7 @@ class Row(Result):
     scratch: tuple[Mean | None, ...]
     sliding: tuple[Mean | None, ...]
     accuracy: tuple[Mean | None, ...]  # from scratch
-    tokens_a_second: float | None  # median over seeds
+    tokens_a_second: float | None  # median over seeds that had the device for themselves
     peak_bytes: int | None  # the most
     positional: int
     parameters: int
@@ -150,7 +156,8 @@ def _row(results: Language, method: str) -> Row:
         known = [float(value) for value in values if value is not None]
         return mean(known) if len(known) == len(values) else None
 
-    speeds = [job.tokens_a_second for job in jobs if job.tokens_a_second is not None]
+    alone = [job.tokens_a_second for job in jobs if job.side_by_side == 1]
+    speeds = [speed for speed in alone if speed is not None]
     peaks = [job.peak_bytes for job in jobs if job.peak_bytes is not None]
     lengths = results.lengths
     reasons = dict.fromkeys(x.why_not for job in jobs for x in job.losses if x.why_not)

@@ -11,13 +11,15 @@ WRONG_USE, FAILED = 2, 1
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """A ValueError is wrong use (2); a missing extra or an unwritable file is a failure (1)."""
+    """A ValueError is wrong use (2); a missing extra, file or network is a failure (1)."""
     try:
         yield
     except ValueError as error:
         _stop(str(error), WRONG_USE)
     except ImportError as error:
         _stop(with_extra(error), FAILED)
+    except ConnectionError as error:
+        _stop(str(error), FAILED)
     except OSError as error:
         where = error.filename or "the output"  # a full disk names no file
         _stop(f"cannot write {where}: {error.strerror or error}.", FAILED)

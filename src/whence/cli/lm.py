@@ -26,9 +26,16 @@ def lm(
     methods: Annotated[
         str | None, typer.Option(help="For example tisa:kernels=5,t5,rope.", show_default=False)
     ] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="The text, in UTF-8.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|FOLDER|hub:NAME", help="A text in UTF-8, or a data set."),
+    ] = None,
     valid: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Text to test on; else a tenth of the text.")
+        str | None,
+        typer.Option(metavar="FILE|FOLDER|hub:NAME", help="To test on; else a tenth of the text."),
+    ] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="Of a data set; text unless given.")
     ] = None,
     task: Annotated[
         str | None,
@@ -56,6 +63,9 @@ def lm(
     batch: Annotated[int | None, typer.Option(help="Sequences a step, over all processes.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Passes that make up a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="At its highest.")] = None,
+    position_rate: Annotated[
+        float | None, typer.Option(help="Times the learning rate, for learned biases.")
+    ] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps up to it; then a cosine.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
     log_every: Annotated[int | None, typer.Option(help="Steps between looks at the loss.")] = None,
@@ -67,6 +77,9 @@ def lm(
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="A GPU if there is one.")
     ] = None,
+    fsdp: Annotated[
+        bool | None, typer.Option("--fsdp/--no-fsdp", help="With torchrun: cut up the weights.")
+    ] = None,
     keep_models: Annotated[
         bool | None, typer.Option("--keep-models", help="Keep the trained weights.")
     ] = None,
@@ -77,6 +90,9 @@ def lm(
         str | None,
         typer.Option(metavar="local|ADDRESS", help="Run jobs in parallel on a Ray cluster."),
     ] = None,
+    side_by_side: Annotated[
+        int, typer.Option(help="Jobs that share the device; with more than 1 no speed is shown.")
+    ] = 1,
     seconds: Annotated[
         float | None, typer.Option(help="End in order after this time; the same command goes on.")
     ] = None,
@@ -101,6 +117,7 @@ def lm(
             "methods": None if methods is None else read_specs(methods),
             "data": data,
             "valid": valid,
+            "text_column": text_column,
             "task": task,
             "distance": distance,
             "objective": objective,
@@ -118,6 +135,7 @@ def lm(
             "batch": batch,
             "accumulate": accumulate,
             "learning_rate": learning_rate,
+            "position_rate": position_rate,
             "warmup": warmup,
             "weight_decay": weight_decay,
             "log_every": log_every,
@@ -125,10 +143,13 @@ def lm(
             "bf16": bf16,
             "compile": compile_,
             "device": device,
+            "fsdp": fsdp,
             "keep_models": keep_models,
         }
         deadline = None if seconds is None else time.monotonic() + seconds
-        found, page = compared(config, flags, out, deadline=deadline, ray=ray)
+        found, page = compared(
+            config, flags, out, deadline=deadline, ray=ray, side_by_side=side_by_side
+        )
     if page is None:
         return
     show(found, form=form, as_json=as_json)
@@ -143,6 +164,7 @@ def compared(
     *,
     deadline: float | None = None,
     ray: str | None = None,
+    side_by_side: int = 1,
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
     from whence.bench.machine import machine
@@ -163,6 +185,7 @@ def compared(
                 say=say,
                 deadline=deadline,
                 ray=ray,
+                side_by_side=side_by_side,
             )
     except OutOfTimeError as error:
         typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)

@@ -17,7 +17,17 @@ TASKS = ("text", "copy", "reverse", "recall", "back")
 DEVICES = ("auto", "cpu", "cuda")
 # What may differ between two runs into one folder: which jobs, where they run, and the names of
 # files, whose content is compared instead.
-FREE = ("methods", "seeds", "data", "valid", "tokenizer", "device", "keep_models")
+FREE = (
+    "methods",
+    "seeds",
+    "data",
+    "valid",
+    "text_column",
+    "tokenizer",
+    "device",
+    "fsdp",
+    "keep_models",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +39,9 @@ class LMConfig(Result):
     """
 
     methods: tuple[str, ...]
-    data: str | None = None  # a text file; needed for the task "text"
-    valid: str | None = None  # another one; the last tenth of `data` unless given
+    data: str | None = None  # a text file, a folder or hub:NAME; needed for the task "text"
+    valid: str | None = None  # another; else the data set's own, or the last tenth of `data`
+    text_column: str = "text"  # of a data set
     tokenizer: str | None = None  # of an earlier run on the same data; trained unless given
     task: str = "text"
     distance: int = 8
@@ -48,6 +59,7 @@ class LMConfig(Result):
     batch: int = 16
     accumulate: int = 1
     learning_rate: float = 1e-3
+    position_rate: float = 1.0  # times that for learned biases (see rates.py)
     warmup: int = 20
     weight_decay: float = 0.1
     log_every: int = 10
@@ -55,6 +67,7 @@ class LMConfig(Result):
     bf16: bool = False
     compile: bool = False
     device: str = "auto"
+    fsdp: bool = False  # parameters, gradients and optimizer cut up over the processes
     keep_models: bool = False
 
     def __post_init__(self) -> None:
@@ -62,6 +75,8 @@ class LMConfig(Result):
         one_of("objective", self.objective, OBJECTIVES)
         one_of("device", self.device, DEVICES)
         require(len(self.methods) > 0, "a comparison needs one method or more, got none.")
+        twice = sorted({name for name in self.methods if self.methods.count(name) > 1})
+        require(not twice, f"name each method once, got {', '.join(twice)} several times.")
         at_least(
             1,
             seeds=self.seeds,
@@ -92,11 +107,16 @@ class LMConfig(Result):
             self.batch % self.accumulate == 0,
             f"batch must be a multiple of accumulate, got {self.batch} and {self.accumulate}.",
         )
+        require(
+            self.d_model % self.n_heads == 0,
+            f"d_model must be a multiple of n_heads, got {self.d_model} and {self.n_heads}.",
+        )
         require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}.")
         require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}.")
+        require(self.position_rate > 0, f"position_rate must be above 0, got {self.position_rate}.")
         require(
             (self.data is not None) == (self.task == "text"),
-            "the task 'text' needs a text file as data, and no other task takes one: "
+            "the task 'text' needs a text as data, and no other task takes one: "
             f"got task {self.task!r} and data {self.data!r}.",
         )
         require(
@@ -121,7 +141,10 @@ def fingerprint(fixed: dict[str, Any], data_sha256: str) -> str:
 
 
 def read_config(path: Path | None, flags: dict[str, Any]) -> LMConfig:
-    """A TOML file with the fields of LMConfig, over which flags that are not None win."""
+    """A TOML file with the fields of LMConfig, over which flags that are not None win.
+
+    Where a length of training is given and none to test at, it is tested at 1, 2 and 4 times it.
+    """
     found: dict[str, Any] = {}
     if path is not None:
         try:
@@ -133,6 +156,9 @@ def read_config(path: Path | None, flags: dict[str, Any]) -> LMConfig:
     for name in found:
         require(name in names, unknown(f"option in {path}", name, names))
     found |= {name: value for name, value in flags.items() if value is not None}
+    length = found.get("train_length")
+    if isinstance(length, int) and "eval_lengths" not in found:
+        found["eval_lengths"] = (length, 2 * length, 4 * length)
     require("methods" in found, "name the methods to compare: --methods tisa,rope,alibi.")
     return LMConfig(**{name: _typed(name, hints[name], value) for name, value in found.items()})
 

@@ -1,5 +1,6 @@
 """The loss of a trained model at every length, from scratch and sliding, and by position."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,11 +56,12 @@ def _at_length(
     except torch.OutOfMemoryError:
         return _none(length, how, f"out of memory at length {length}")
     loss, hits, count = sums.numpy()
-    place, curve = _binned(loss, count) if how == SCRATCH else (EMPTY, EMPTY)
     total = count.sum()
-    return LengthLoss(
-        length, how, float(loss.sum() / total), float(hits.sum() / total), int(total), place, curve
-    )
+    mean = float(loss.sum() / total)
+    if not math.isfinite(mean):  # it would have no place in a ranking
+        return _none(length, how, f"the loss of {config_name(model)} at length {length} is {mean}")
+    place, curve = _binned(loss, count) if how == SCRATCH else (EMPTY, EMPTY)
+    return LengthLoss(length, how, mean, float(hits.sum() / total), int(total), place, curve)
 
 
 def config_name(model: Any) -> str:

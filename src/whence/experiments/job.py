@@ -14,8 +14,9 @@ from whence.analysis.language import Job, LengthLoss, Trace
 from whence.analysis.results import Toeplitzness
 from whence.checks import require
 from whence.experiments.config import LMConfig
+from whence.experiments.lock import only_one
 from whence.experiments.source import Source
-from whence.experiments.training import Trained, device_of, new_model, processes, train
+from whence.experiments.training import Trained, device_of, meet, new_model, processes, train
 
 RESULT, MODEL = "result.json", "model"
 LITTLE = 1 << 20  # bytes free, below which a failed write is put down to a full disk
@@ -33,42 +34,74 @@ def run_job(
     fingerprint: str,
     say: Say = lambda what, share: None,
     deadline: float | None = None,
+    side_by_side: int = 1,
 ) -> Job:
     """The result in `folder` if it is there, else trained for, from the last checkpoint on.
 
-    Of several processes the first one tests and writes; the others wait for its file.
+    Of several processes the first one tests and writes; the others wait for its file. Another run
+    of the same job is waited for.
     """
     path = folder / RESULT
-    if path.is_file():
-        job = finished(path, fingerprint, method, seed)
-        _tidy(folder, job)  # a kill may have come after the result
-        return job
-    with full_disk_named(folder):
-        trained = train(
+    if not path.is_file():
+        with full_disk_named(folder), only_one(folder, say=say, deadline=deadline):
+            if not path.is_file():
+                _run(
+                    config,
+                    method,
+                    seed,
+                    source,
+                    folder,
+                    fingerprint=fingerprint,
+                    say=say,
+                    deadline=deadline,
+                    side_by_side=side_by_side,
+                )
+    job = finished(path, fingerprint, method, seed)
+    require(
+        not config.keep_models or bool(job.stopped) or (folder / MODEL).is_dir(),
+        f"{folder} is of a finished job whose model was not kept. Leave --keep-models out, or "
+        "delete the folder to train it again.",
+    )
+    _tidy(folder, job)  # a kill may have come after the result
+    return job
+
+
+def _run(
+    config: LMConfig,
+    method: str,
+    seed: int,
+    source: Source,
+    folder: Path,
+    *,
+    fingerprint: str,
+    say: Say,
+    deadline: float | None,
+    side_by_side: int,
+) -> None:
+    trained = train(
+        config,
+        method,
+        seed,
+        source,
+        folder,
+        say=lambda what, share: say(what, 0.85 * share),
+        deadline=deadline,
+        side_by_side=side_by_side,
+    )
+    if processes()[0] == 0:
+        job = _judged(
             config,
             method,
             seed,
             source,
-            folder,
-            say=lambda what, share: say(what, 0.85 * share),
-            deadline=deadline,
+            trained,
+            fingerprint,
+            say=lambda what, share: say(what, 0.85 + 0.15 * share),
         )
-        if processes()[0] == 0:
-            job = _judged(
-                config,
-                method,
-                seed,
-                source,
-                trained,
-                fingerprint,
-                say=lambda what, share: say(what, 0.85 + 0.15 * share),
-            )
-            if config.keep_models and not trained.stopped:
-                trained.model.save_pretrained(folder / MODEL)
-            job.save(path)
-            _tidy(folder, job)
-    _meet()
-    return finished(path, fingerprint, method, seed)
+        if config.keep_models and not trained.stopped:
+            trained.model.save_pretrained(folder / MODEL)
+        job.save(folder / RESULT)
+    meet()
 
 
 def _tidy(folder: Path, job: Job) -> None:
@@ -141,6 +174,7 @@ def _judged(
         steps=np.asarray([entry["step"] for entry in logged], np.float32),
         train_loss=np.asarray([entry["loss"] for entry in logged], np.float32),
         tokens_a_second=median(speeds) if speeds else None,
+        side_by_side=max((entry.get("side_by_side", 1) for entry in logged), default=1),
         peak_bytes=max(peaks) if peaks else None,
         parameters=sum(p.numel() for p in model.parameters()),
         positional=sum(p.numel() for p in model.model.stack.position.parameters()),
@@ -153,10 +187,3 @@ def _judged(
         gram_after=grams[1],
         **views,
     )
-
-
-def _meet() -> None:
-    import torch.distributed
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()

@@ -18,14 +18,15 @@ def run_on_ray(
     jobs: list[tuple[str, int]],
     out: Path,
     *,
-    fingerprint: str,
     address: str,
     say: Say,
+    side_by_side: int,
 ) -> list[Job]:
     """All jobs, in the order given. A job runs on one GPU, or on as many threads as this process.
 
     Each writes its own folder, which the cluster's machines must all see; the results are read from
-    there, so that a sweep on Ray and a serial one give the same table.
+    there, so that a sweep on Ray and a serial one give the same table, but for the speed: jobs
+    that share a machine's cores have none of their own.
     """
     import ray  # an extra
     import torch
@@ -43,9 +44,11 @@ def run_on_ray(
     try:
         share = min(threads, int(ray.cluster_resources().get("CPU", 1)))
         remote: Any = ray.remote(num_cpus=share, num_gpus=1 if gpu else 0, max_retries=2)(_run)
-        folder = out.resolve()
+        room = 1 if gpu else _room(ray.nodes(), share)
+        beside = max(side_by_side, min(len(jobs), room))
+        folder = str(out.resolve())
         waiting = {
-            remote.remote(config.to_json(), method, seed, str(folder), fingerprint, threads): place
+            remote.remote(config.to_json(), method, seed, folder, threads, beside): place
             for place, (method, seed) in enumerate(jobs)
         }
         found: dict[int, Job] = {}
@@ -60,15 +63,20 @@ def run_on_ray(
     return [found[place] for place in range(len(jobs))]
 
 
-def _run(config: str, method: str, seed: int, out: str, fingerprint: str, threads: int) -> str:
+def _room(nodes: list[dict[str, Any]], share: int) -> int:
+    """The most jobs that one machine of the cluster takes at a time."""
+    cores = [node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]]
+    return max((int(n // share) for n in cores), default=1)
+
+
+def _run(config: str, method: str, seed: int, out: str, threads: int, beside: int) -> str:
     """One job in a worker, with as many threads as elsewhere: their number changes sums' order."""
     import torch
 
-    from whence.experiments.job import RESULT, run_job
-    from whence.experiments.sweep import job_folder, prepared
+    from whence.experiments.folder import job_folder
+    from whence.experiments.job import RESULT
+    from whence.experiments.sweep import run_one
 
     torch.set_num_threads(threads)
-    read = LMConfig.from_json(config)
-    folder = job_folder(Path(out), method, seed)
-    run_job(read, method, seed, prepared(read, Path(out)), folder, fingerprint=fingerprint)
-    return str(folder / RESULT)
+    run_one(LMConfig.from_json(config), method, seed, Path(out), side_by_side=beside)
+    return str(job_folder(Path(out), method, seed) / RESULT)

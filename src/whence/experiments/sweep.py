@@ -1,30 +1,20 @@
-"""Methods times seeds into one folder, one after another or on a Ray cluster."""
+"""Methods times seeds into one folder: one after another, side by side, or on a Ray cluster."""
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from whence.analysis.language import Job, Language
-from whence.analysis.stored import Result
-from whence.checks import require
+from whence.checks import at_least, require
 from whence.experiments.config import LMConfig, fingerprint
-from whence.experiments.job import RESULT, full_disk_named, run_job
+from whence.experiments.folder import job_folder, prepared
+from whence.experiments.job import RESULT, finished, full_disk_named, run_job
 from whence.experiments.source import Source
 from whence.experiments.training import OutOfTimeError, processes
 
-EXPERIMENT, RESULTS, TOKENIZER = "experiment.json", "lm.json", "tokenizer.json"
+RESULTS = "lm.json"
 
 Say = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Experiment(Result):
-    """What a folder is for: what all of its jobs have in common."""
-
-    fixed: dict[str, Any]
-    data_sha256: str
 
 
 def run_lm(
@@ -35,28 +25,31 @@ def run_lm(
     say: Say = lambda what, share: None,
     deadline: float | None = None,
     ray: str | None = None,
+    side_by_side: int = 1,
 ) -> Language:
     """Run what is not yet in `out`, and write all results there as lm.json.
 
     `deadline` (of time.monotonic) ends a run in order: what is done is written, and OutOfTimeError
     is raised. `ray` is the address of a cluster, or "local" for one on this machine; it must see
-    the folder.
+    the folder. `side_by_side` is how many jobs share the device while this runs, counting ours:
+    the tables then show no speed of those that run now. Results that are there keep their own.
     """
+    at_least(1, side_by_side=side_by_side)
     require(
         deadline is None or (processes()[1] == 1 and ray is None),
         "a time limit is for one process: leave out torchrun and --ray, or the limit.",
     )
     source = prepared(config, out)
     jobs = [(method, seed) for method in config.methods for seed in range(config.seeds)]
-    name = fingerprint(config.fixed(), source.sha256)
     if ray is not None:
         from whence.experiments.on_ray import run_on_ray
 
-        found = run_on_ray(config, jobs, out, fingerprint=name, address=ray, say=say)
+        found = run_on_ray(config, jobs, out, address=ray, say=say, side_by_side=side_by_side)
     else:
-        found = _one_by_one(config, jobs, source, out, name, say, deadline)
+        found = _one_by_one(config, jobs, source, out, say, deadline, side_by_side)
     facts = {key: str(value) for key, value in source.facts().items()}
-    results = Language(config.plain(), facts, machine or {}, tuple(_light(found)))
+    where = _machine(out / RESULTS, found, machine or {})
+    results = Language(config.plain(), facts, where, tuple(_light(found)))
     if processes()[0] == 0:
         with full_disk_named(out):
             results.save(out / RESULTS)
@@ -65,42 +58,38 @@ def run_lm(
     return results
 
 
-def prepared(config: LMConfig, out: Path) -> Source:
-    """The data, and the folder made ready for it; of several processes the first one writes."""
-    from whence.experiments.tasks import Task
-    from whence.experiments.text import Text
-    from whence.experiments.tokens import read_corpus, read_texts
+def run_one(
+    config: LMConfig,
+    method: str,
+    seed: int,
+    out: Path,
+    *,
+    source: Source | None = None,
+    say: Say = lambda what, share: None,
+    deadline: float | None = None,
+    side_by_side: int = 1,
+) -> Job:
+    """One job of the experiment in `out`: its result, read if it is there, else run for.
 
-    if config.task != "text":
-        task = Task(
-            config.task,
-            distance=config.distance,
-            train_length=config.train_length,
-            eval_tokens=config.eval_tokens,
-        )
-        _claim(out, config, task.sha256)
-        return task
-    assert config.data is not None
-    texts = read_texts(Path(config.data), None if config.valid is None else Path(config.valid))
-    _check(out, config, texts.sha256)
-    cache = out / TOKENIZER
-    given = None if config.tokenizer is None else Path(config.tokenizer)
-    with _first_process_first(config), full_disk_named(out):
-        corpus = read_corpus(texts, cache=cache, given=given, vocab_size=config.vocab_size)
-    source = Text(
-        corpus,
-        train_length=config.train_length,
-        longest=max(config.eval_lengths),
-        masked=config.objective == "masked",
-        eval_tokens=config.eval_tokens,
+    Any number of processes may work in one folder at a time, on any jobs: one that another process
+    is at is waited for. No lm.json is written; `run_lm` does, once all is done. `source` is what
+    `prepared(config, out)` gave, where a process runs several jobs; `deadline` and `side_by_side`
+    are those of `run_lm`.
+    """
+    at_least(1, side_by_side=side_by_side)
+    at_least(0, seed=seed)
+    source = prepared(config, out) if source is None else source
+    return run_job(
+        config,
+        method,
+        seed,
+        source,
+        job_folder(out, method, seed),
+        fingerprint=fingerprint(config.fixed(), source.sha256),
+        say=say,
+        deadline=deadline,
+        side_by_side=side_by_side,
     )
-    _claim(out, config, texts.sha256)
-    return source
-
-
-def job_folder(out: Path, method: str, seed: int) -> Path:
-    """Of one job; the name says which."""
-    return out / "jobs" / f"{re.sub(r'[^A-Za-z0-9.]+', '-', method)}.seed-{seed}"
 
 
 def _one_by_one(
@@ -108,9 +97,9 @@ def _one_by_one(
     jobs: list[tuple[str, int]],
     source: Source,
     out: Path,
-    name: str,
     say: Say,
     deadline: float | None,
+    side_by_side: int,
 ) -> list[Job]:
     found: list[Job] = []
     for place, (method, seed) in enumerate(jobs):
@@ -119,24 +108,35 @@ def _one_by_one(
             of = f", seed {jobs[place][1]}" if config.seeds > 1 else ""
             say(f"{label}{of}: {what}", (place + share) / len(jobs))
 
-        folder = job_folder(out, method, seed)
         try:
-            job = run_job(
+            job = run_one(
                 config,
                 method,
                 seed,
-                source,
-                folder,
-                fingerprint=name,
+                out,
+                source=source,
                 say=report,
                 deadline=deadline,
+                side_by_side=side_by_side,
             )
         except OutOfTimeError:
-            done = [folder / RESULT for folder in (job_folder(out, *job) for job in jobs[place:])]
-            found += [Job.load(path) for path in done if path.is_file()]
+            name = fingerprint(config.fixed(), source.sha256)
+            for rest in jobs[place:]:
+                path = job_folder(out, *rest) / RESULT
+                found += [finished(path, name, *rest)] if path.is_file() else []
             break
         found.append(job)
     return found
+
+
+def _machine(path: Path, jobs: list[Job], here: dict[str, Any]) -> dict[str, Any]:
+    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now."""
+    if not path.is_file():
+        return here
+    there = Language.load(path)
+    had = {(job.method, job.seed) for job in there.jobs}
+    ran = any((job.method, job.seed) not in had for job in jobs)
+    return here if ran or not there.machine else there.machine
 
 
 def _light(jobs: list[Job]) -> list[Job]:
@@ -149,52 +149,3 @@ def _light(jobs: list[Job]) -> list[Job]:
         if whole:
             seen.add(job.method)
     return light
-
-
-def _check(out: Path, config: LMConfig, sha256: str) -> None:
-    """Refuse a folder of another experiment, or of something else, before anything is written."""
-    path = out / EXPERIMENT
-    if not path.is_file():
-        strange = [x.name for x in out.iterdir()] if out.is_dir() else []
-        strange = [x for x in strange if not x.startswith(".") and x != TOKENIZER]
-        require(
-            not strange,
-            f"{out} holds {', '.join(sorted(strange)[:3])} and no {EXPERIMENT}, so it is not of "
-            "whence lm. Give an empty folder as --out.",
-        )
-        return
-    there = Experiment.load(path)
-    ours = config.fixed()
-    differ = [
-        f"{key} is {there.fixed.get(key)} there and {value} here"
-        for key, value in ours.items()
-        if there.fixed.get(key) != value
-    ]
-    if there.data_sha256 != sha256 and there.fixed.get("task") == ours["task"]:
-        differ.append(f"its data has SHA-256 {there.data_sha256[:12]}, this data {sha256[:12]}")
-    require(
-        not differ,
-        f"{out} holds another experiment: {'; '.join(differ)}. Give another --out.",
-    )
-
-
-def _claim(out: Path, config: LMConfig, sha256: str) -> None:
-    """Say what the folder is for, before the first job."""
-    _check(out, config, sha256)
-    if processes()[0] == 0 and not (out / EXPERIMENT).is_file():
-        with full_disk_named(out):
-            Experiment(config.fixed(), sha256).save(out / EXPERIMENT)
-
-
-def _first_process_first(config: LMConfig) -> Any:
-    from contextlib import nullcontext
-
-    if processes()[1] == 1:
-        return nullcontext()
-    from accelerate import PartialState
-
-    from whence.experiments.training import device_of
-
-    cpu = device_of(config).type == "cpu"
-    state = PartialState(cpu=True, backend="gloo") if cpu else PartialState()
-    return state.main_process_first()

@@ -1,4 +1,4 @@
-"""A text file as tokens: a byte-level BPE trained on it once, and kept beside the results."""
+"""A text as tokens: a byte-level BPE trained on it once, and kept beside the results."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 
 from whence.analysis.stored import Result
 from whence.checks import at_least, require
+from whence.experiments.hub import is_dataset, split_texts, validation_text
 
 END, MASK = "<|end|>", "<|mask|>"
 FEWEST = 256 + 2  # every byte, and the two
@@ -48,12 +49,16 @@ class Texts:
     sha256: str
 
 
-def read_texts(data: Path, valid: Path | None) -> Texts:
-    """Both texts; the last tenth of the first where there is no second."""
-    whole = _read(data)
+def read_texts(data: str, valid: str | None, *, column: str = "text") -> Texts:
+    """Both texts, of files or data sets; the last tenth of the first where there is no second.
+
+    A data set's own split for validation is used unless `valid` is given.
+    """
+    whole, test = split_texts(data, column) if is_dataset(data) else (_read(data), None)
     if valid is not None:
-        train, test = whole, _read(valid)
-    else:
+        test = validation_text(valid, column) if is_dataset(valid) else _read(valid)
+    train = whole
+    if test is None:
         cut = len(whole) - len(whole) // VALID_SHARE
         train, test = whole[:cut], whole[cut:]
     digest = hashlib.sha256(train.encode())
@@ -62,9 +67,9 @@ def read_texts(data: Path, valid: Path | None) -> Texts:
     return Texts(train, test, digest.hexdigest())
 
 
-def _read(path: Path) -> str:
-    if not path.is_file():
-        raise ValueError(f"there is no text file {path}.")
+def _read(name: str) -> str:
+    path = Path(name)
+    require(path.is_file(), f"there is no text file {path}. A data set of the hub is hub:NAME.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -73,19 +78,29 @@ def _read(path: Path) -> str:
     return text
 
 
-def read_corpus(texts: Texts, *, cache: Path, given: Path | None, vocab_size: int) -> Corpus:
-    """The texts in tokens; the tokenizer is the one given, the cached one, or trained now."""
+def tokenizer_for(
+    texts: Texts, *, cache: Path, given: Path | None, vocab_size: int
+) -> StoredTokenizer:
+    """The one given, the cached one, or one trained now; it is in `cache` afterwards."""
+    cached = _stored(cache, texts, vocab_size) if cache.is_file() else None
+    if given is not None:
+        stored = _stored(given, texts, vocab_size)
+        require(
+            cached is None or cached.tokenizer == stored.tokenizer,
+            f"{cache} is another tokenizer than {given}, and jobs there may have used it. "
+            "Leave --tokenizer out, or give another --out.",
+        )
+    else:
+        stored = cached or _trained(texts, vocab_size)
+    if cached is None:
+        stored.save(cache)
+    return stored
+
+
+def encoded(texts: Texts, stored: StoredTokenizer) -> Corpus:
+    """The texts in tokens."""
     from tokenizers import Tokenizer
 
-    stored = None
-    for path in (given, cache):
-        if path is not None and (path is given or path.is_file()):
-            stored = _stored(path, texts, vocab_size)
-            break
-    if stored is None:
-        stored = _trained(texts, vocab_size)
-    if not cache.is_file():
-        stored.save(cache)
     tokenizer = Tokenizer.from_str(stored.tokenizer)
     mask = tokenizer.token_to_id(MASK)
     assert mask is not None

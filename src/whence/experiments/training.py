@@ -4,7 +4,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from whence.checks import require
 from whence.experiments.checkpoints import drop_broken, last_whole
 from whence.experiments.config import LMConfig
 from whence.experiments.source import Examples, Source
+
+SHARDED = "pytorch_model_fsdp"  # accelerate's name in a checkpoint under FSDP
 
 Say = Callable[[str, float], None]
 
@@ -35,6 +37,22 @@ class Trained:
 def processes() -> tuple[int, int]:
     """This process' number and how many there are, as torchrun says it."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_processes(config: LMConfig) -> None:
+    """Let the processes of torchrun know each other; one process needs no others."""
+    if processes()[1] == 1:
+        return
+    from accelerate import PartialState
+
+    cpu = device_of(config).type == "cpu"
+    PartialState(cpu=True, backend="gloo") if cpu else PartialState()
+
+
+def meet() -> None:
+    """Wait for the other processes of this run."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def device_of(config: LMConfig) -> torch.device:
@@ -77,11 +95,13 @@ def train(
     *,
     say: Say,
     deadline: float | None = None,
+    side_by_side: int = 1,
 ) -> Trained:
     """Train in `folder`, which keeps the last two checkpoints."""
-    from transformers import PrinterCallback, Trainer
+    from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
 
+    from whence.experiments.rates import trainer_class
     from whence.experiments.watching import Watch
 
     rank, world = processes()
@@ -93,6 +113,8 @@ def train(
         with _quiet():
             model = type(model).from_pretrained(last[1])
         return Trained(model, list(state.log_history), "")
+    if last is not None:
+        _same_kind(last[1], config)
     if rank == 0:
         drop_broken(checkpoints)
     watch = Watch(
@@ -102,9 +124,11 @@ def train(
         say=say,
         deadline=deadline,
         main=rank == 0,
+        side_by_side=side_by_side,
     )
-    callbacks = [watch, *(_tensorboard(folder) if rank == 0 else ())]
-    trainer = Trainer(
+    begun = 0 if last is None else last[0]
+    callbacks = [watch, *(_tensorboard(folder, begun) if rank == 0 else ())]
+    trainer = trainer_class(config.position_rate)(
         model,
         _arguments(config, seed, folder, world),
         train_dataset=Examples(source, seed=seed, n=config.steps * config.batch),
@@ -114,14 +138,36 @@ def train(
     trainer.remove_callback(PrinterCallback)  # it prints every log; Watch says how far we are
     with _quiet():
         trainer.train(resume_from_checkpoint=None if last is None else str(last[1]))
-    if watch.out_of_time:
+    if watch.out_of_time and not watch.bad:
         raise OutOfTimeError(f"{method}, seed {seed}: step {trainer.state.global_step}")
     stopped = watch.bad
     if stopped:
         kept = last_whole(checkpoints)
         where = "no checkpoint was saved before" if kept is None else f"{kept[1].name} is kept"
         stopped = f"{stopped}; {where}"
-    return Trained(trainer.model, list(trainer.state.log_history), stopped)
+    return Trained(_whole(trainer, model), list(trainer.state.log_history), stopped)
+
+
+def _whole(trainer: Any, model: Any) -> Any:
+    """The trained model; under FSDP gathered from all processes into the first one's."""
+    if not trainer.is_fsdp_enabled:
+        return trainer.model
+    state = trainer.accelerator.get_state_dict(trainer.model)
+    whole = type(model)(model.config)
+    if processes()[0] == 0:
+        whole.load_state_dict(state)
+    return whole
+
+
+def _same_kind(checkpoint: Path, config: LMConfig) -> None:
+    """FSDP writes checkpoints of its own, which nothing else can go on from."""
+    sharded = any(checkpoint.glob(f"{SHARDED}*"))
+    was, wants = ("with", "without") if sharded else ("without", "with")
+    require(
+        sharded == config.fsdp,
+        f"{checkpoint} was written {was} --fsdp, and this run is {wants} it. Go on as it began, or "
+        f"delete {checkpoint.parent} to begin anew.",
+    )
 
 
 def stacked(examples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -129,15 +175,18 @@ def stacked(examples: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {key: torch.stack([one[key] for one in examples]) for key in examples[0]}
 
 
-def _tensorboard(folder: Path) -> list[Any]:
-    """Logs for TensorBoard where it is installed: `tensorboard --logdir OUT/tensorboard`."""
+def _tensorboard(folder: Path, begun: int) -> list[Any]:
+    """Logs for TensorBoard where it is installed: `tensorboard --logdir OUT/tensorboard`.
+
+    Steps that a killed run logged after its last checkpoint come again, and go from its log.
+    """
     if importlib.util.find_spec("tensorboard") is None:
         return []
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 
     where = folder.parent.parent / "tensorboard" / folder.name
-    writer = SummaryWriter(str(where))
+    writer = SummaryWriter(str(where), purge_step=begun + 1 if begun else None)
     return [TensorBoardCallback(writer)]
 
 
@@ -157,10 +206,9 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
-    from transformers import TrainingArguments
-
-    device = device_of(config)
+def check_runnable(config: LMConfig) -> None:
+    """Refuse what would fail in a job, before a folder is claimed: processes, devices, methods."""
+    device, world = device_of(config), processes()[1]
     require(
         device.type == "cpu" or world > 1 or torch.cuda.device_count() == 1,
         "there are several GPUs: start with torchrun, a process a GPU, or choose one with "
@@ -171,6 +219,30 @@ def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
         config.batch % parts == 0,
         f"batch must be a multiple of processes times accumulate, got {config.batch} for {parts}.",
     )
+    if config.fsdp:
+        check_fsdp(device)
+    small = replace(config, n_layers=min(config.n_layers, 2))
+    for method in config.methods:
+        new_model(small, method, 0, vocab_size=8)
+
+
+def check_fsdp(device: torch.device) -> None:
+    """Refuse where accelerate would run without FSDP and not say so."""
+    require(
+        device.type != "cpu",
+        "--fsdp is for GPUs: on CPUs accelerate keeps all weights in every process. Leave it out.",
+    )
+    require(
+        "LOCAL_RANK" in os.environ,
+        "--fsdp cuts the weights up over processes: start with torchrun --nproc-per-node N -m "
+        "whence lm, or leave it out.",
+    )
+
+
+def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
+    from transformers import TrainingArguments
+
+    device, parts = device_of(config), world * config.accumulate
     return TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_steps=config.steps,
@@ -181,7 +253,7 @@ def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
         warmup_steps=config.warmup,
         weight_decay=config.weight_decay,
         adam_beta2=0.95,
-        optim="adamw_torch",
+        optim="adamw_torch_fused" if device.type == "cuda" else "adamw_torch",
         bf16=config.bf16,
         torch_compile=config.compile,
         seed=seed,
@@ -189,6 +261,7 @@ def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
         remove_unused_columns=False,
         dataloader_pin_memory=device.type == "cuda",
         use_cpu=device.type == "cpu",
+        fsdp=config.fsdp or None,
         ddp_backend="gloo" if world > 1 and device.type == "cpu" else None,
         logging_steps=config.log_every,
         logging_nan_inf_filter=False,

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         say: Say,
         deadline: float | None,
         main: bool,
+        side_by_side: int,
     ) -> None:
         self.folder, self.length, self.tokens_a_step = folder, length, tokens_a_step
         self.say, self.deadline, self.main = say, deadline, main
+        self.side_by_side = side_by_side
         self.bad: str = ""
         self.out_of_time = False
         self._start, self._first, self._warm = 0.0, 0, False
@@ -52,10 +55,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 state.log_history.append({"step": 0, "toeplitz": traced})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Progress; and an end in order, at a log, where the time is spent."""
+        """Progress; a look at the last step; an end in order, at a log, where the time is spent."""
         self.say("training", state.global_step / state.max_steps)
         late = self.deadline is not None and time.monotonic() > self.deadline
         step = state.global_step
+        if step >= state.max_steps:  # it is saved, whether a log was due or not
+            control.should_log = True
         if late and step % state.logging_steps == 0 and step < state.max_steps:
             self.out_of_time = True
             control.should_save = control.should_training_stop = True
@@ -71,6 +76,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             entry["tokens_a_second"] = (
                 (state.global_step - self._first) * self.tokens_a_step / seconds
             )
+        entry["side_by_side"] = self.side_by_side
         entry["peak_bytes"] = peak_bytes(args.device)
         traced = self._traced(kwargs["model"])
         if traced is not None:
@@ -93,13 +99,25 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._start, self._first = time.perf_counter(), state.global_step
 
     def _traced(self, model: Any) -> dict[str, Any] | None:
-        if not self.main:
-            return None
-        table = learned_table(model, self.length)
+        with whole_weights(model):
+            table = learned_table(model, self.length) if self.main else None
         if table is None or not np.isfinite(table).all():
             return None
         found = toeplitz_of(table)
         return {name: getattr(found, name) for name in found.__dataclass_fields__}
+
+
+@contextmanager
+def whole_weights(model: Any) -> Iterator[None]:
+    """Under FSDP a process holds a part of each weight: all of them gather, then let go again."""
+    if not hasattr(model, "unshard"):
+        yield
+        return
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
 
 
 def learned_table(model: Any, length: int) -> Float[np.ndarray, "n d"] | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from whence.analysis.language import Language
+from whence.checks import require
 from whence.report import lm_sections as sections
 from whence.report.frame import framed
 from whence.report.lm_figures import draw_attention, draw_by_length
@@ -38,6 +39,10 @@ def make_lm_page(results: Language) -> str:
 
 def write_lm_report(results: Language, out: Path, *, figures: bool = True) -> Path:
     """Page, table.md, table.tex and figures into a folder, each whole or not at all: the page."""
+    require(
+        len(results.jobs) > 0,
+        f"{out} has no finished job yet: the whence lm that began there goes on with it.",
+    )
     for name, form in (("table.md", "markdown"), ("table.tex", "latex")):
         save_bytes(f"{formatted(results, form)}\n".encode(), out / name)
     if figures:

@@ -34,18 +34,20 @@ def rank_table(results: Language) -> RankTable:
                 best.add((place, 1 + column))
     head = ["method", *(f"loss at {n:,}" for n in lengths)]
     head += [f"right at {n:,}" for n in lengths] if task else []
-    head += ["tokens/s", "peak memory", "own parameters"]
-    return RankTable(
-        tuple(head), tuple(_cells(row, task) for row in rows), frozenset(best), caption(results)
-    )
+    speed = results.side_by_side == 1 or any(row.tokens_a_second is not None for row in rows)
+    head += ["tokens/s"] if speed else []
+    head += ["peak memory", "own parameters"]
+    cells = tuple(_cells(row, task, speed) for row in rows)
+    return RankTable(tuple(head), cells, frozenset(best), caption(results))
 
 
-def _cells(row: Row, task: bool) -> tuple[str, ...]:
+def _cells(row: Row, task: bool, with_speed: bool) -> tuple[str, ...]:
     share = [NONE if x is None else f"{x.mean:.1%}" for x in row.accuracy] if task else []
-    speed = NONE if row.tokens_a_second is None else f"{row.tokens_a_second:,.0f}"
+    known = NONE if row.tokens_a_second is None else f"{row.tokens_a_second:,.0f}"
+    speed = [known] if with_speed else []
     memory = NONE if row.peak_bytes is None else f"{row.peak_bytes / 1e6:,.0f} MB"
     losses = [loss_text(x) for x in row.scratch]
-    return (row.method, *losses, *share, speed, memory, f"{row.positional:,}")
+    return (row.method, *losses, *share, *speed, memory, f"{row.positional:,}")
 
 
 def loss_text(found: Mean | None) -> str:
@@ -59,17 +61,21 @@ def loss_text(found: Mean | None) -> str:
 def caption(results: Language) -> str:
     """What was trained on what, in a sentence or two."""
     config, data = results.config, results.data
-    seeds = max(sum(job.method == name for job in results.jobs) for name in results.methods)
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    counts = [sum(job.method == name for job in results.jobs) for name in results.methods]
+    seeds = f"{max(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    over = f"mean ± standard deviation over {seeds} seeds" if max(counts) > 1 else "one seed"
     what = "text" if config["task"] == "text" else f"task {config['task']}"
     if config["task"] == "back":
         what += f", {config['distance']} back"
+    n = results.side_by_side
+    shared = f" No speed is given of runs that shared the device, up to {n} at a time."
     tokens = f", {int(data['train_tokens']):,} tokens" if "train_tokens" in data else ""
     return (
         f"Loss in nats a token from scratch, {over}; {config['objective']}, {what}{tokens}. "
         f"{config['n_layers']} layers of {config['n_heads']} heads, width {config['d_model']}, "
         f"trained at length {config['train_length']} for {config['steps']:,} steps of "
         f"{config['batch'] * config['train_length']:,} tokens. Own parameters are the method's."
+        f"{shared if n > 1 else ''}"
     )
 
 
@@ -106,9 +112,13 @@ def reasons(results: Language) -> list[str]:
 
 
 def formatted(results: Language, form: str) -> str:
-    """The table as Markdown, or as LaTeX for booktabs."""
+    """The ranking as Markdown, or as LaTeX for booktabs."""
+    return written(rank_table(results), form)
+
+
+def written(table: RankTable, form: str) -> str:
+    """A table in one of the two."""
     one_of("format", form, FORMATS)
-    table = rank_table(results)
     return _markdown(table) if form == "markdown" else _latex(table)
 
 

@@ -1,0 +1,200 @@
+"""The scripts of the language-modelling comparison, on sizes that any machine can run."""
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lm_cost
+import lm_gpu
+import lm_results
+from lm_settings import text_file
+from lm_work import work
+from lm_workers import share_out
+from whence.analysis.language import Language
+from whence.models import WhenceForCausalLM
+
+
+def shared(
+    jobs: list[tuple[str, int]], log: Path, seconds: float = 30.0
+) -> tuple[dict[tuple[str, int], str], list[str]]:
+    said: list[str] = []
+    end = time.monotonic() + seconds
+    left = share_out(jobs, work, str(log), at_once=2, end=end, say=said.append)
+    return left, said
+
+
+def test_a_process_that_dies_and_a_job_that_fails_end_no_other(tmp_path: Path) -> None:
+    jobs = [("a", 0), ("dies", 0), ("fails", 0), ("a", 1), ("b", 0), ("b", 1)]
+    left, said = shared(jobs, tmp_path / "log")
+    assert left == {
+        ("dies", 0): "its process ended with code -9",
+        ("fails", 0): "ValueError: no",
+    }
+    ran = (tmp_path / "log").read_text().splitlines()
+    assert sorted(ran) == sorted(["a.0", "a.1", "b.0", "b.1", *["dies.0", "fails.0"] * 2])
+    assert sum("FAILED" in line for line in said) == 4
+    assert any(line.startswith("4/6 ") for line in said)
+
+
+def test_once_a_job_says_that_the_time_is_spent_none_is_begun(tmp_path: Path) -> None:
+    left, _ = shared([("late", 0), ("late", 1), ("a", 0), ("a", 1)], tmp_path / "log")
+    assert ("a", 1) in left
+    assert ("late", 0) in left
+    assert left["late", 0] == "the time is spent"
+
+
+def test_what_hangs_is_ended_at_the_limit(tmp_path: Path) -> None:
+    left, said = shared([("hangs", 0), ("a", 0)], tmp_path / "log", seconds=2.0)
+    assert left == {("hangs", 0): "ended at the limit"}
+    assert "hangs.0 ended at the limit, starting" in said
+
+
+def test_where_all_fails_the_rest_is_not_tried(tmp_path: Path) -> None:
+    left, said = shared([("fails", seed) for seed in range(30)], tmp_path / "log")
+    assert len(left) == 30
+    assert len((tmp_path / "log").read_text().splitlines()) < 15
+    assert "nothing but failures: the rest is not tried" in said
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lm")
+
+
+@pytest.fixture(scope="module")
+def state(folder: Path) -> Path:
+    """Two methods packed on a second machine, which had the first one's state."""
+    text, packed = text_file(folder), folder / "state.tar.gz"
+    given = ["--tiny", "--data", str(text), "--valid", str(text), "--at-once", "2", "--seeds", "1"]
+    given += ["--pack", str(packed), "--unpack", str(packed), "--commit", "abc"]
+    first = [*given, "--out", str(folder / "first")]
+    both = ["--methods", "nope;learned"]
+    assert lm_gpu.main([*first, "--methods", "nope", "--seconds", "100"]) == 0
+    assert lm_gpu.main([*first, *both, "--seconds", "0"]) == lm_gpu.UNFINISHED
+    assert lm_gpu.main([*given, *both, "--out", str(folder / "second")]) == 0
+    return packed
+
+
+def test_the_comparison_goes_on_from_its_packed_state_and_ends_with_all_jobs(
+    state: Path, folder: Path
+) -> None:
+    first, second = (
+        [(job.method, job.side_by_side) for job in Language.load(folder / name / "lm.json").jobs]
+        for name in ("first", "second")
+    )
+    assert first == [("nope", 2)]
+    assert second == [("nope", 2), ("learned", 2)]
+    results = lm_results.unpacked(state)
+    assert results.machine["commit"] == "abc"
+    same = [
+        (folder / name / "jobs/nope.seed-0/result.json").read_text() for name in ("first", "second")
+    ]
+    assert same[0] == same[1]  # it was not run again
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path) -> str:
+    """What lm_cost.py writes."""
+    out = folder / "cost.json"
+    sizes = ["--layers", "1", "--heads", "2", "--width", "32", "--lengths", "16", "--tokens", "32"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"VOCABULARY": 64, "ENOUGH": 3, "EACH": 0.0}.items():
+            patch.setattr(lm_cost, name, value)
+        lm_cost.main(["--out", str(out), "--seconds", "90", "--methods", "learned", *sizes])
+    return out.read_text()
+
+
+@pytest.fixture
+def costs(measured: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(measured)
+    return found
+
+
+def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
+    state: Path, costs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs["alone"][2]["n"] = 32  # learned, as if measured at the length of training
+    cost, out = tmp_path / "made.json", tmp_path / "results" / "lm"
+    cost.write_text(json.dumps(costs))
+    lm_results.main(["--state", str(state), "--cost", str(cost), "--out", str(out)])
+    figures = {path.stem for path in (out / "figures").iterdir()}
+    assert figures == {"length", "position", "curves", "tables", "attention"}
+    table = (out / "table.md").read_text()
+    speed = f"{costs['alone'][2]['tokens_a_second']:,.0f}"
+    assert f" | {speed} | " in next(x for x in table.splitlines() if x.startswith("| `learned`"))
+    assert "- no loss at a longer length: learned knows 32 positions" in table
+    assert "/" not in Language.load(out / "lm.json").config["data"]
+    before = {path: path.read_bytes() for path in out.rglob("*.md")}
+    lm_results.main(["--out", str(out)])  # from its own files
+    assert {path: path.read_bytes() for path in out.rglob("*.md")} == before
+
+    path = Path(__file__).parent.parent / "docs" / "make_tables.py"
+    spec = importlib.util.spec_from_file_location("make_tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    made = {name: make() for name, make in tables.TABLES.items() if name.startswith("lm_")}
+    assert not [name for name, text in made.items() if "Not measured" in text]
+    assert made["lm_losses"] == table
+    assert "at most 3%" in made["lm_bars"]
+    assert "commit abc" in made["lm_setting"]
+
+
+def test_the_cost_of_position_is_measured_alone_and_in_turns(costs: dict[str, Any]) -> None:
+    names = [record["contender"] for record in costs["turns"]]
+    assert names == [lm_cost.BASELINE, "nope", lm_cost.TISA, lm_cost.SHAW]
+    alone = {record["contender"]: record for record in costs["alone"]}
+    assert set(alone) == {lm_cost.BASELINE, lm_cost.ARTICLE, "learned"}
+    for record in (*costs["turns"], *costs["alone"]):
+        assert "skipped" not in record
+        assert 0 < record["ms"]["q20"] <= record["ms"]["median"] <= record["ms"]["q80"]
+        assert record["tokens"] == 32
+    own = alone["learned"]["positional"]
+    assert alone["learned"]["parameters"] - own == alone[lm_cost.BASELINE]["parameters"]
+    assert [(bar["what"], bar["limit"]) for bar in costs["bars"]] == [
+        ("nope", None),
+        (lm_cost.TISA, 0.03),
+        (lm_cost.SHAW, 0.07),
+    ]
+    assert {"gpu", "commit"} & set(costs["machine"])
+
+
+def test_a_model_too_large_for_memory_is_measured_with_fewer_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lm_cost, "VOCABULARY", 64)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    forward = WhenceForCausalLM.forward
+
+    def limited(self: Any, *, input_ids: Any, **more: Any) -> Any:
+        if len(input_ids) > room:
+            raise lm_cost.torch.OutOfMemoryError("no room")
+        return forward(self, input_ids=input_ids, **more)
+
+    monkeypatch.setattr(WhenceForCausalLM, "forward", limited)
+    room = 2
+    found = lm_cost.alone("nope", shape, 16, 128, "cpu", 0.0)
+    assert found["tokens"] == 32
+    room = 0
+    found = lm_cost.alone("nope", shape, 16, 128, "cpu", 0.0)
+    assert found["skipped"] == "out of memory with one sequence of 16"
+
+
+def test_a_bar_is_held_up_to_its_share_of_the_baselines_speed() -> None:
+    speeds = {lm_cost.BASELINE: 100.0, lm_cost.TISA: 97.5, lm_cost.SHAW: 92.0}
+    records: list[dict[str, Any]] = [
+        {"contender": name, "n": 512, "tokens_a_second": speed} for name, speed in speeds.items()
+    ]
+    records.append({"contender": lm_cost.TISA, "n": 4096, "skipped": "out of memory"})
+    found = lm_cost.bars(records)
+    assert [(bar["what"], bar["held"]) for bar in found] == [
+        (lm_cost.TISA, True),
+        (lm_cost.SHAW, False),
+    ]
+    assert found[0]["cost"] == pytest.approx(0.025)
