@@ -86,7 +86,7 @@ def share_out(
             waiting.clear()
         if not busy:
             break
-        if False and time.monotonic() > end:
+        if time.monotonic() > end:
             for worker in busy:
                 worker.process.kill()
                 left[worker.job] = "ended at the limit"

@@ -345,6 +345,130 @@ def distilled_long() -> str:
     return "\n".join([*rows, "", f"The original's pieces themselves: {pieces}."]) + "\n"
 
 
+LM = "python benchmarks/lm_gpu.py"
+
+
+def lm_losses() -> str:
+    """The ranking of methods on language modelling, as results/lm has it."""
+    return _lm_file("table.md")
+
+
+def lm_sliding() -> str:
+    """Losses of sliding windows."""
+    return _lm_file("sliding.md")
+
+
+def _lm_file(name: str) -> str:
+    path = ROOT / "results" / "lm" / name
+    return path.read_text(encoding="utf-8") if path.is_file() else MISSING.format(LM)
+
+
+def lm_setting() -> str:
+    """What was trained on what, and where."""
+    results = _results("lm/lm.json")
+    if results is None:
+        return MISSING.format(LM)
+    config, data, machine = results["config"], results["data"], results["machine"]
+    seeds = len({job["seed"] for job in results["jobs"]})
+    together = max(job["side_by_side"] for job in results["jobs"])
+    epochs = config["steps"] * config["batch"] * config["train_length"] / int(data["train_tokens"])
+    tokens = {x["tokens"] for job in results["jobs"] for x in job["losses"] if x["tokens"]}
+    lines = [
+        f"- Data: {config['data']}, {int(data['train_tokens']):,} tokens of a byte-level BPE with "
+        f"{int(data['vocab_size']):,} entries ({data['characters_a_token']} characters a token); "
+        f"tested on the first {max(tokens):,} tokens of {config['valid']}.",
+        f"- Model: {config['n_layers']} layers, {config['n_heads']} heads, width "
+        f"{config['d_model']}, {_lm_parameters(results)} parameters without the position; "
+        f"dropout {config['dropout']:g}.",
+        f"- Training: {config['steps']:,} steps of {config['batch']} sequences of "
+        f"{config['train_length']:,} tokens, {epochs:.1f} times through the text; AdamW, learning "
+        f"rate {config['learning_rate']:g} after {config['warmup']} steps of warm-up "
+        f"({config['position_rate']:g} times that for TISA, TISAv2, T5, KERPLE and FIRE), a "
+        f"cosine, weight decay {config['weight_decay']:g}, bfloat16; {seeds} seeds; {together} "
+        "runs side by side.",
+        f"- Machine: {machine.get('gpu') or machine['cpu']}, torch {machine['torch']}, Triton "
+        f"{machine.get('triton')}, Python {machine['python']}, commit {machine['commit']}.",
+        "- All numbers and curves: [results/lm/lm.json](../results/lm/lm.json).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _lm_parameters(results: dict[str, Any]) -> str:
+    job = results["jobs"][0]
+    return f"{(job['parameters'] - job['positional']) / 1e6:.1f} million"
+
+
+def lm_figures() -> str:
+    """The figures that are there."""
+    captions = {
+        "length": "Loss against length, a panel a method",
+        "position": "Loss along the longest sequences, a panel a method",
+        "curves": "What learned methods add at each lag, before and after training",
+        "tables": "Learned position tables before and after, and their Toeplitzness",
+        "attention": "Where heads look after training",
+    }
+    found = [
+        f"![{text}](../results/lm/figures/{name}.png)\n"
+        for name, text in captions.items()
+        if (ROOT / "results" / "lm" / "figures" / f"{name}.png").is_file()
+    ]
+    return "\n".join(found) if found else MISSING.format(LM)
+
+
+def lm_bars() -> str:
+    """What TISA and Shaw cost of the tokens a second, against no position."""
+    costs = _results("lm/cost.json")
+    if costs is None:
+        return MISSING.format("python benchmarks/lm_cost.py")
+    speed = {(r["contender"], r["n"]): r for r in costs["turns"]}
+    lines = [
+        "| n | | tokens/s | ms a step | slower than NoPE on FlashAttention | promised | |",
+        "|---:|---|---:|---:|---:|---|---|",
+    ]
+    cost = {(bar["what"], bar["n"]): bar for bar in costs["bars"]}
+    for (name, n), record in speed.items():
+        bar = cost.get((name, n), {})
+        limit = "" if bar.get("limit") is None else f"at most {bar['limit']:.0%}"
+        word = {True: "held", False: "missed", None: ""}[bar.get("held")]
+        slower = f"{bar['cost']:.1%}" if bar else ""
+        lines.append(f"| {n:,} | {name} | {_lm_speed(record)} | {slower} | {limit} | {word} |")
+    config, machine = costs["config"], costs["machine"]
+    place = (
+        f"{config['num_hidden_layers']} layers, {config['num_attention_heads']} heads, width "
+        f"{config['hidden_size']}, {config['tokens']:,} tokens a step; turns of "
+        f"{config['steps_a_turn']} steps. {machine.get('gpu') or machine['cpu']}, torch "
+        f"{machine['torch']}, Triton {machine.get('triton')}, commit {machine['commit']}."
+    )
+    return "\n".join([*lines, "", place]) + "\n"
+
+
+def lm_alone() -> str:
+    """Every method by itself: speed, memory, and what the host needs."""
+    costs = _results("lm/cost.json")
+    if costs is None:
+        return MISSING.format("python benchmarks/lm_cost.py")
+    lines = [
+        "| n | | tokens a step | tokens/s | ms a step | memory | host, ms a step |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for r in costs["alone"]:
+        if "skipped" in r:
+            lines.append(f"| {r['n']:,} | {r['contender']} | {r['skipped']} | | | | |")
+            continue
+        memory = "" if r["peak_bytes"] is None else f"{r['peak_bytes'] / 1e9:.1f} GB"
+        cells = [f"{r['n']:,}", r["contender"], f"{r['tokens']:,}", _lm_speed(r), memory]
+        lines.append(f"| {' | '.join(cells)} | {r['host_ms']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _lm_speed(record: dict[str, Any]) -> str:
+    if "skipped" in record:
+        return f"{record['skipped']} |"
+    ms = record["ms"]
+    times = f"{ms['median']:.1f} ({ms['q20']:.1f} to {ms['q80']:.1f})"
+    return f"{record['tokens_a_second']:,.0f} | {times}"
+
+
 MARKS = {True: "✓", False: "✗", None: "-"}
 
 
@@ -414,6 +538,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu_short": gpu_short,
     "distilled": distilled,
     "distilled_long": distilled_long,
+    "lm_losses": lm_losses,
+    "lm_sliding": lm_sliding,
+    "lm_setting": lm_setting,
+    "lm_figures": lm_figures,
+    "lm_bars": lm_bars,
+    "lm_alone": lm_alone,
     "criteria": criteria,
     "rules": rules,
     "differences": differences,

@@ -3,6 +3,9 @@
 import itertools
 import json
 import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import gpu
 from whence.bench import CONTENDERS, Point, Session, exactness, peak_memory, session, timing
 from whence.bench.contenders import Contender, ours
 from whence.bench.exactness import Check
+from whence.bench.machine import commit
 from whence.bench.plan import Plan
 from whence.bench.problem import Problem
 from whence.cli.root import app
@@ -50,6 +54,8 @@ def contender(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> Non
         ("whence:reference", "shaw:clip=3"),
         ("eager", "t5"),
         ("eager", "fire"),
+        ("eager-gather", "tisa"),
+        ("eager-gather", "alibi"),
         ("sdpa-dense", "kerple"),
         ("article", "shaw:clip=3"),
         ("plain", "nope"),
@@ -323,6 +329,52 @@ def test_the_memory_of_a_point_is_that_of_a_fresh_process(monkeypatch: pytest.Mo
     square = 2 * 2 * 1024**2 * 4  # bytes of one [b, h, n, n]
     assert peak is not None
     assert 2 * square < peak < 8 * square
+
+
+def test_a_fresh_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError) as caught:
+        peak_memory.peak_in_fresh_process(["-c", "raise SystemExit('no memory here')"])
+    assert session.first_line(caught.value) == "no memory here (in a fresh process)"
+    assert peak_memory.peak_in_fresh_process(["-c", "import os; os.kill(os.getpid(), 9)"]) is None
+
+
+def test_without_linux_memory_is_not_measured_and_the_reason_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peak_memory, "PROC", tmp_path)
+    found = session_in(tmp_path).measure(point("plain", "nope"))
+    assert found is not None
+    assert "memory can be measured on Linux alone" in found["skipped"]
+
+
+def test_the_commit_is_that_of_our_sources_and_of_no_repository_around_them(tmp_path: Path) -> None:
+    def git(*command: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True)
+
+    ours, installed = tmp_path / "ours.py", tmp_path / "installed.py"
+    ours.touch()
+    git("init")
+    git("add", "ours.py")
+    git("commit", "-m", "first")
+    installed.touch()
+    assert re.fullmatch(r"[0-9a-f]{12}", commit(ours) or "")
+    assert commit(installed) is None
+    ours.write_text("changed")
+    assert (commit(ours) or "").endswith("-dirty")
+
+
+def test_a_missing_extra_for_figures_shows_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [name for name in sys.modules if name.startswith("whence.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    done = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert done.exit_code == 1
+    assert "whence[plot]" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_contender_has_a_title_and_ours_are_the_backends() -> None:

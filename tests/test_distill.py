@@ -1,6 +1,8 @@
 """`distill`: planted kernels are found again, the folder loads as it was written, errors are clear."""
 
+import copy
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +191,20 @@ def test_words_take_the_mean_row_of_their_places_and_special_tokens_their_own(be
     move_rows(original, model, text, rows="mean")
     every = table[[i for ids in text.train for i in range(len(ids))]].mean(dim=0)
     assert_close(model.embeddings.word_embeddings.weight - before, every.expand_as(before))
+
+
+@pytest.mark.parametrize("pad", [0, 1, 3])
+def test_robertas_rows_begin_after_its_padding_tokens(pad, tmp_path):
+    tiny("roberta", pad_token_id=pad).save_pretrained(tmp_path)
+    original = load_original(str(tmp_path))
+    assert original.n_positions == 26 - (pad + 1)
+    text = read_sequences(original, None, source="", length=22, most=99, seed=0)
+    table = original.model.embeddings.position_embeddings.weight
+    model = copy.deepcopy(original.model)
+    move_rows(original, model, text, rows="mean")
+    mean = table[[pad + 1 + i for ids in text.train for i in range(len(ids))]].mean(dim=0)
+    words = (m.embeddings.word_embeddings.weight for m in (model, original.model))
+    assert_close(next(words) - next(words), mean.expand(50, -1))
 
 
 def test_fitting_and_tuning_each_bring_a_model_closer(done):
@@ -384,6 +400,36 @@ def test_a_failed_write_leaves_the_earlier_folder(bert, tmp_path, monkeypatch):
         distill(bert, out, ONE, text=TEXT, force=True)
     assert (out / "distill.json").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_move_puts_the_earlier_folder_back(bert, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    distill(bert, out, ONE, text=TEXT)
+    before = (out / "distill.json").read_text()
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise OSError(1, "Operation not permitted")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="not permitted"):
+        distill(bert, out, ONE, text=TEXT, force=True)
+    assert (out / "distill.json").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_sentence_transformers_reads_beside_a_model_comes_along_whole(bert, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(bert, model)
+    names = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json"]
+    for name in [*names, "2_Dense/model.safetensors"]:
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(name)
+    distill(model, tmp_path / "out", ONE, text=TEXT)
+    for name in [*names, "2_Dense/model.safetensors"]:
+        assert (tmp_path / "out" / name).read_text() == name
 
 
 def test_sequences_held_out_are_in_no_fit(bert):

@@ -126,6 +126,17 @@ def test_embeddings_are_means_over_words_without_padding_in_the_order_given(here
     assert_close(score, 100 * float(spearmanr(cosine, [1, 5, 2]).statistic))
 
 
+def test_sentences_of_a_task_longer_than_the_table_are_cut_at_it(here, tmp_path):
+    task = tmp_path / "STS-B"
+    task.mkdir()
+    long = " ".join(WORDS.split() * 3)
+    rows = [f"{long}\tthe name {word}\t{i}" for i, word in enumerate(WORDS.split()[:5])]
+    (task / "dev.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
+    options = ["--text", here / "text.txt", "--to", "tisa:kernels=1", "--task", "stsb"]
+    found = run(here / "bert", "--out", tmp_path / "out", *options, "--data", task)
+    assert found.exit_code == 0, found.output
+
+
 def test_a_table_that_is_not_stsb_is_refused(tmp_path):
     path = tmp_path / "dev.tsv"
     path.write_text("sentence1\tscore\na\t1\nb\t2\n")

@@ -98,6 +98,10 @@ SETTINGS = {
     "default": {},
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 2.0},
+    "dynamic with a length that nobody reads": {
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+    },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
     "yarn with all": {
         "factor": 8.0,
@@ -153,6 +157,8 @@ def test_partial_rotation_and_layouts_and_layer_types_are_read():
     assert rope_from(gemma, layer_type="full_attention") == "rope:base=1000000.0"
     with pytest.raises(ValueError, match=r"Unknown layer_type 'None'.*sliding_attention"):
         rope_from(gemma)
+    with pytest.raises(ValueError, match="LlamaConfig has one setting for all layers"):
+        rope_from(LlamaConfig(**LLAMA), layer_type="full_attention")
 
 
 def test_rope_settings_that_the_method_does_not_have_are_refused():

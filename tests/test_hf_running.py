@@ -276,3 +276,53 @@ def test_a_method_brings_no_graph_break(name):
     before = graphs(model)
     awake(attach(model, "tisa:kernels=3"))
     assert graphs(model) <= before
+
+
+@pytest.mark.parametrize("kind", ["allowed", "added"])
+def test_a_mask_of_each_head_is_that_of_each_head(kind):
+    model, given = tiny("bert"), inputs("bert")
+    mask = torch.rand(2, 4, 1, 12, generator=torch.Generator().manual_seed(1))
+    mask = mask > 0.4 if kind == "allowed" else mask.masked_fill(mask < 0.4, -torch.inf)
+    mask[..., 0] = 1
+    before = hidden(model, given | {"attention_mask": mask})
+    attach(model, "tisa:kernels=2,start=zero", backend="reference")
+    after = hidden(model, given | {"attention_mask": mask})
+    assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["tisa:kernels=2", "shaw:clip=2"])
+def test_a_mask_that_lets_a_causal_model_look_ahead_is_obeyed(method):
+    model, given = tiny("gpt2"), inputs("gpt2")
+    allowed = torch.ones(12, 12, dtype=torch.bool).tril()
+    allowed[:5, :5] = True  # a prefix that sees itself
+    mask = allowed.expand(2, 1, -1, -1)
+    before = hidden(model, given | {"attention_mask": mask})
+    assert (before - hidden(model, given)).abs().max() > 0.01
+    handle = attach(model, method, backend="reference")
+    with torch.no_grad():
+        for parameter in handle.model.base_model.whence.parameters():
+            parameter.zero_()
+    after = hidden(model, given | {"attention_mask": mask})
+    assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_of_content_sees_the_same_inputs_on_every_backend():
+    outs = []
+    for backend in ("original", "reference"):
+        model = tiny("gpt2")
+        awake(attach(model, "forget", backend=backend))
+        outs.append(hidden(model, inputs("gpt2")))
+    assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_an_input_term_counts_from_the_first_token_after_padding(name):
+    model, given = tiny(name), inputs(name, pad="left")
+    awake(attach(model, "learned", keep_positions=False))
+    mask = given["attention_mask"]
+    places = (mask.cumsum(dim=-1) - 1) * mask
+    together = hidden(model, given | {"position_ids": places})
+    alone = hidden(model, {"input_ids": given["input_ids"][:1, 3:]})
+    assert_close(together[:1, 3:], alone, rtol=1e-4, atol=1e-5)
+    if name == "opt":  # it counts by its mask itself, and gives -1 to padding
+        assert_close(hidden(model, given)[:1, 3:], alone, rtol=1e-4, atol=1e-5)

@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertForSequenceClassification,
     BertModel,
+    GPT2Model,
 )
 from transformers.utils import logging
 
@@ -253,3 +254,44 @@ def test_from_pretrained_refuses_a_model_without_a_method(tmp_path):
     tiny("bert").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"saved without a method \(bert\)"):
         from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["./not-there", Path("not-there"), "a/b/c"])
+def test_a_folder_that_is_not_there_is_named(path):
+    with pytest.raises(
+        ValueError, match=r"there is no folder .*Give a folder that save_pretrained"
+    ):
+        from_pretrained(path)
+
+
+def test_a_folder_without_a_config_and_a_name_that_the_hub_has_not_are_named(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        from_pretrained(tmp_path)
+
+    def refuse(*args, **kwargs):
+        raise OSError("We couldn't connect.\nCheck your connection.")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(ValueError, match=r"no folder bert-tisa here.*\(We couldn't.* connection\)"):
+        from_pretrained("bert-tisa")
+
+
+def test_the_class_to_load_in_may_be_a_loaded_models_but_not_another_familys(saved):
+    first = from_pretrained(saved / "bert-True")
+    again = from_pretrained(saved / "bert-True", type(first))
+    assert type(again) is type(first)
+    with pytest.raises(ValueError, match=r"of the family bert, and GPT2Model is of 'gpt2'"):
+        from_pretrained(saved / "bert-True", GPT2Model)
+    with pytest.raises(ValueError, match=r"output_loading_info=True .* an Auto class"):
+        from_pretrained(saved / "bert-True", output_loading_info=True)
+
+
+@pytest.mark.parametrize(("backend", "attn"), [("original", "eager"), ("auto", "sdpa")])
+def test_a_model_of_an_attached_ones_config_has_the_method_and_comes_off(backend, attn):
+    model = tiny("bert", attn="eager")
+    attach(model, "tisa:kernels=2", backend=backend)
+    other = AutoModel.from_config(model.config)
+    assert other.config._attn_implementation == model.config._attn_implementation
+    assert attached(other).position == "tisa:kernels=2"
+    attached(other).undo()
+    assert (other.config.model_type, other.config._attn_implementation) == ("bert", attn)

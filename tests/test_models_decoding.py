@@ -150,6 +150,9 @@ def test_a_rotation_that_depends_on_the_length_says_at_once_that_it_has_no_cache
     for i, row in enumerate(rows):
         alone = model.generate(row[None], use_cache=False, max_new_tokens=NEW, **GREEDY)
         torch.testing.assert_close(alone[0, len(row) :], together[i, 9:])
+    start = model(ids, use_cache=True)
+    with pytest.raises(ValueError, match=r"cached ones are out of date: pass use_cache=False"):
+        model(ids[:, :1], past_key_values=start.past_key_values)
 
 
 def test_a_model_that_looks_ahead_cannot_be_a_causal_one() -> None:

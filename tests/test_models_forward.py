@@ -23,9 +23,11 @@ from whence.methods import METHODS
 from whence.models import (
     WhenceConfig,
     WhenceForCausalLM,
+    WhenceForConditionalGeneration,
     WhenceForMaskedLM,
     WhenceForSequenceClassification,
     WhenceModel,
+    WhenceSeq2SeqConfig,
 )
 from whence.models.layout import layout_of
 
@@ -311,8 +313,62 @@ def test_the_base_model_is_bidirectional_unless_told() -> None:
         assert (model(ids).past_key_values is not None) == bool(is_causal)
 
 
-def test_a_config_that_became_causal_is_refused_by_a_masked_model() -> None:
+def test_one_config_serves_several_classes_and_a_models_own_says_what_it_is() -> None:
     config = WhenceConfig(**SIZES)
-    WhenceForCausalLM(config)
+    models = (WhenceForCausalLM(config), WhenceForMaskedLM(config))
+    assert [model.config.causal for model in models] == [True, False]
+    assert not WhenceForSequenceClassification(config).config.causal
+    assert config.causal is None
     with pytest.raises(ValueError, match="needs causal=False"):
-        WhenceForMaskedLM(config)
+        WhenceForMaskedLM(models[0].config)
+
+
+def test_the_pooler_sees_the_first_token_and_not_padding() -> None:
+    config = WhenceConfig(position="learned+tupe", pooler=True, **SIZES)
+    model = shaken(WhenceModel(config), by=0.1)
+    ids = torch.randint(2, VOCAB, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    found = model(ids, attention_mask=mask).pooler_output
+    torch.testing.assert_close(found[:1], model(ids[:1, 3:]).pooler_output)
+    torch.testing.assert_close(found[1:], model(ids[1:]).pooler_output)
+
+
+def test_a_causal_model_with_a_pooler_takes_a_cache_and_a_mask() -> None:
+    model = shaken(WhenceModel(WhenceConfig(position="tisa", causal=True, pooler=True, **SIZES)))
+    ids = torch.randint(2, VOCAB, (1, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    start = model(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
+    rest = model(ids[:, 5:], attention_mask=mask, past_key_values=start.past_key_values)
+    whole = model(ids, attention_mask=mask)
+    torch.testing.assert_close(rest.last_hidden_state, whole.last_hidden_state[:, 5:])
+
+
+@pytest.mark.parametrize("asked", ["by the config", "in the call"])
+def test_outputs_may_be_tuples(asked: str) -> None:
+    ids = torch.randint(2, VOCAB, (2, 5))
+    given = {"return_dict": False} if asked == "in the call" else {}
+    options = {"return_dict": False} if asked == "by the config" else {}
+    config = WhenceConfig(**SIZES, **options)
+    for cls in (WhenceForCausalLM, WhenceForMaskedLM, WhenceForSequenceClassification):
+        model = cls(config).eval()
+        found, wanted = model(ids, **given), model(ids, return_dict=True)
+        torch.testing.assert_close(found[0], wanted.logits)
+    translator = WhenceForConditionalGeneration(WhenceSeq2SeqConfig(**SIZES, **options)).eval()
+    wanted = translator(ids, decoder_input_ids=ids, return_dict=True)
+    found = translator(ids, decoder_input_ids=ids, **given)
+    torch.testing.assert_close(found[0], wanted.logits)
+    states = (wanted.encoder_last_hidden_state,)
+    found = translator(encoder_outputs=states, decoder_input_ids=ids, return_dict=True)
+    torch.testing.assert_close(found.logits, wanted.logits)
+
+
+def test_a_window_of_a_model_that_is_not_causal_reaches_as_far_ahead() -> None:
+    one = {**SIZES, "num_hidden_layers": 1}
+    model = shaken(WhenceForMaskedLM(WhenceConfig(position="tisa", sliding_window=3, **one)))
+    ids = torch.randint(2, VOCAB, (1, 9))
+    other = ids.clone()
+    other[0, 4] = (other[0, 4] + 1) % VOCAB
+    moved = (model(ids).logits - model(other).logits)[0].abs().amax(dim=-1) > 0
+    assert moved.nonzero()[:, 0].tolist() == [2, 3, 4, 5, 6]

@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from whence.hf import attach
 from whence.models import WhenceModel, from_transformers
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
@@ -85,10 +86,30 @@ def places(mask: Tensor) -> Tensor:
                 "original_max_position_embeddings": 16,
             }
         ),
+        llama(
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.5,
+            }
+        ),
         gpt2(),
         gpt2(n_inner=40, scale_attn_weights=False),
     ],
-    ids=["llama", "llama-biases", "theta", "llama3", "linear", "yarn", "gpt2", "gpt2-unscaled"],
+    ids=[
+        "llama",
+        "llama-biases",
+        "theta",
+        "llama3",
+        "linear",
+        "yarn",
+        "yarn-of-DeepSeek",
+        "gpt2",
+        "gpt2-unscaled",
+    ],
 )
 def test_a_causal_model_gives_the_same_logits(model: hf.PreTrainedModel, side: str) -> None:
     model = shaken(model)
@@ -100,6 +121,16 @@ def test_a_causal_model_gives_the_same_logits(model: hf.PreTrainedModel, side: s
     torch.testing.assert_close(ours.logits[at], theirs.logits[at], rtol=1e-5, atol=1e-5)
     both = [m(ids[:1], labels=ids[:1]).loss for m in (native, model)]
     torch.testing.assert_close(both[0], both[1])
+
+
+@pytest.mark.parametrize("more", [{}, {"original_max_position_embeddings": 16}])
+def test_a_rotation_that_grows_is_the_librarys_beyond_its_length(more: dict[str, Any]) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, **more}
+    model = shaken(llama(rope_parameters=rope))
+    ids = torch.randint(2, 61, (2, 90))  # max_position_embeddings is 64
+    native = from_transformers(model)
+    ours, theirs = (m(ids, use_cache=False).logits for m in (native, model))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
@@ -193,3 +224,39 @@ def test_what_has_no_native_form_is_refused() -> None:
         from_transformers(bert(hf.BertForTokenClassification))
     with pytest.raises(ValueError, match="scale_attn_by_inverse_layer_idx"):
         from_transformers(gpt2(scale_attn_by_inverse_layer_idx=True))
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with pytest.raises(ValueError, match=r"LLaMA turns whole heads.* 0\.5 here"):
+        from_transformers(llama(rope_parameters=rope))
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False}
+    with pytest.raises(ValueError, match="truncate=False of yarn"):
+        from_transformers(llama(rope_parameters=yarn | {"original_max_position_embeddings": 16}))
+    attached = bert(hf.BertModel)
+    attach(attached, "tisa")
+    with pytest.raises(ValueError, match=r"has a method attached.*undo\(\)"):
+        from_transformers(attached)
+    with pytest.raises(TypeError, match="needs a model of transformers, got str"):
+        from_transformers("llama")
+
+
+def test_numbers_that_a_fresh_model_hides_come_along() -> None:
+    ids, _ = batch("right")
+    large_eps = [llama(rms_norm_eps=0.5), gpt2(layer_norm_epsilon=0.5), bert(layer_norm_eps=0.5)]
+    for model in map(shaken, large_eps):
+        ours, theirs = (m(ids).logits for m in (from_transformers(model), model))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    rates = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+    kind = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    found = from_transformers(bert(hf.BertForSequenceClassification, **rates, **kind)).config
+    assert (found.embedding_dropout, found.hidden_dropout, found.attention_dropout) == (
+        0.3,
+        0.3,
+        0.2,
+    )
+    assert (found.classifier_dropout, found.problem_type) == (0.3, "multi_label_classification")
+    found = from_transformers(gpt2(embd_pdrop=0.1, resid_pdrop=0.2, attn_pdrop=0.3)).config
+    assert (found.embedding_dropout, found.hidden_dropout, found.attention_dropout) == (
+        0.1,
+        0.2,
+        0.3,
+    )
+    assert from_transformers(llama(attention_dropout=0.4)).config.attention_dropout == 0.4

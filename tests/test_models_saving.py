@@ -185,6 +185,10 @@ def test_the_config_survives_and_says_what_is_wrong(tmp_path: Path) -> None:
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "must be a multiple of num_key"),
         ({"norm": "batchnorm"}, "Unknown norm 'batchnorm'"),
         ({"positon": "tisa"}, "has no option 'positon'. Did you mean 'position'?"),
+        ({"dropout": 0.1}, "has no option 'dropout'. Did you mean 'hidden_dropout'?"),
+        ({"n_heads": 4}, r"has no option 'n_heads'. help\(WhenceConfig\) has them all."),
+        ({"hidden_act": "sillu"}, "Unknown hidden_act 'sillu'. Did you mean 'silu'?"),
+        ({"backend": "fussed"}, "Unknown backend 'fussed'. Did you mean 'fused'?"),
         ({"sliding_window": 0}, "sliding_window must be at least 1"),
         ({"classifier_pooling": "max"}, "Unknown classifier_pooling 'max'"),
     ]:
@@ -194,3 +198,19 @@ def test_the_config_survives_and_says_what_is_wrong(tmp_path: Path) -> None:
         WhenceModel(WhenceConfig(position="tisaa", **SIZES))
     with pytest.raises(ValueError, match="leave causal=None"):
         WhenceSeq2SeqConfig(causal=True)
+
+
+def test_a_stored_config_may_hold_names_of_others_but_none_that_is_nearly_ours(
+    tmp_path: Path,
+) -> None:
+    config = WhenceConfig(position="t5", **SIZES)
+    config.note = "of mine"
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert (again.note, again.position) == ("of mine", "t5")
+    assert "_stored" not in again.to_dict()
+    assert WhenceConfig(**WhenceConfig(**SIZES).to_dict()).hidden_size == config.hidden_size
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"position"', '"positon"'))
+    with pytest.raises(ValueError, match=r"has no option 'positon'\. Did you mean 'position'\?"):
+        AutoConfig.from_pretrained(tmp_path)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from whence import METHODS, build
 from whence.analysis import families
+from whence.bench import PEERS
 from whence.cli.root import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,6 +106,25 @@ def test_every_command_of_a_page_is_understood_and_prints_what_it_says(
             done = CliRunner().invoke(app, first.removeprefix("$ whence ").split())
             assert done.exit_code == 0, done.stderr
             assert lines(done.stdout) == lines(said)
+
+
+def test_the_readme_names_the_commands_without_json() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = re.search(r"All but (.*) take `--json`", text)
+    assert said is not None
+    commands = get_command(app).commands.items()  # type: ignore[attr-defined]
+    without = {
+        name
+        for name, command in commands
+        if "--json" not in {o for p in command.params for o in p.opts}
+    }
+    assert set(re.findall(r"`(\w+)`", said[1])) == without
+
+
+def test_every_peer_of_the_benchmark_is_in_its_page() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    table = text.partition("| peer |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == set(PEERS)
 
 
 def test_the_method_and_the_family_in_contributing_are_what_they_say() -> None:

@@ -44,6 +44,9 @@ class PositionMethod(nn.Module):
     causal_only: bool = False
     shared_by_layers: ClassVar[bool] = False  # one instance serves every layer of a stack
     fixed_length: bool = False  # True where no length beyond `max_length` can be had
+    # True where the parameters are numbers of the size of a logit or a lag, and no vectors that
+    # meet content: to train from scratch in short, they want a larger learning rate than weights.
+    logit_sized: ClassVar[bool] = False
     # What a model must know to pad, pack and cache; each holds for the sites of attention alone.
     anchored: bool = False  # True where a shift of all positions changes attention
     grows: bool = False  # True where a longer sequence changes what earlier tokens get

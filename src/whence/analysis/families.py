@@ -1,121 +1,23 @@
 """Where each family of models keeps its positions and its queries and keys: one row a family."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 from whence.analysis.checkpoint import Checkpoint
+from whence.analysis.family import (
+    AlibiBias,
+    DebertaBias,
+    Family,
+    RopeBias,
+    Stack,
+    T5Bias,
+    after_padding,
+    albert_place,
+    deberta_scale,
+    gpt2_scale,
+    position_biased,
+    unscaled,
+)
 from whence.checks import require
-
-Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class T5Bias:
-    """A table [buckets, heads] of T5, with the config's number of buckets and its distance."""
-
-    table: str  # "{layer}" in it where every layer has its own
-    causal: bool = False
-    fixed: bool = False  # 32 buckets to 128 whatever the config says (MPNet)
-
-
-@dataclass(frozen=True)
-class AlibiBias:
-    """ALiBi's fixed slopes: nothing is stored."""
-
-
-@dataclass(frozen=True)
-class DebertaBias:
-    """Content and relative positions look at each other; biases make a curve without content."""
-
-    table: str
-    key: tuple[str, ...]  # of the table; the first one stored counts, v2 may take the content's
-    query: tuple[str, ...]
-    norm: str = ""  # of the table, where the config asks for it
-
-
-@dataclass(frozen=True)
-class RopeBias:
-    """Rotated queries and keys: the biases of the two projections make a curve without content."""
-
-    norm: str = ""  # of the queries of a head, in models that have one
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One stack of layers. Names are without the model's prefix; {layer} stands for the number.
-
-    `layers`, `heads`, `width` and `head_size` are keys of config.json, the first one found counts.
-    `fused` says how one tensor holds queries, keys and values: "blocks" one after the other,
-    "heads" head by head. `transposed` is GPT-2's [in, out].
-    """
-
-    query: str
-    key: str = ""
-    table: str = ""
-    name: str = ""  # where a model has two
-    layers: tuple[str, ...] = ("num_hidden_layers",)
-    heads: tuple[str, ...] = ("num_attention_heads",)
-    width: tuple[str, ...] = ("hidden_size",)
-    head_size: tuple[str, ...] = ()
-    fused: Literal["no", "blocks", "heads"] = "no"
-    transposed: bool = False
-    query_bias: str = ""  # where it is not query + ".bias"
-    projected_by: str = ""  # ALBERT, ELECTRA: from the table's dimensions to the model's
-    first_row: Callable[[Config], int] = lambda config: 0
-    has_table: Callable[[Config], bool] = lambda config: True
-    scale: Callable[[Config, int, int], float] = lambda config, d_head, layer: d_head**-0.5
-    place: Callable[[Config, int], dict[str, int]] = lambda config, layer: {"layer": layer}
-    copies: Callable[[Config], int] = lambda config: 1  # layers to each one that the config counts
-    causal: bool = False
-    relative: T5Bias | AlibiBias | DebertaBias | RopeBias | None = None
-
-
-@dataclass(frozen=True)
-class Family:
-    """A row: which `model_type`s of config.json it covers, how to name it, and its stacks."""
-
-    name: str
-    types: tuple[str, ...]
-    stacks: tuple[Stack, ...]
-
-
-def _after_padding(config: Config) -> int:
-    """RoBERTa counts positions from pad_token_id + 1: the rows before it are not positions."""
-    pad = config.get("pad_token_id", 1)
-    return int(1 if pad is None else pad) + 1
-
-
-def _albert_place(config: Config, layer: int) -> dict[str, int]:
-    """ALBERT's layers share weights by groups; a group may hold several layers in a row."""
-    inner = int(config.get("inner_group_num", 1))
-    block, within = divmod(layer, inner)
-    groups = int(config.get("num_hidden_groups", 1))
-    return {"group": block * groups // int(config["num_hidden_layers"]), "inner": within}
-
-
-def _gpt2_scale(config: Config, d_head: int, layer: int) -> float:
-    scale = d_head**-0.5 if config.get("scale_attn_weights", True) else 1.0
-    return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx", False) else scale
-
-
-def deberta_terms(config: Config) -> tuple[str, ...]:
-    """Which of c2p and p2c are on; "c2p|p2c" is the older way to write it."""
-    kinds = config.get("pos_att_type") or ()
-    return tuple(kinds.split("|") if isinstance(kinds, str) else kinds)
-
-
-def _deberta_scale(config: Config, d_head: int, layer: int) -> float:
-    return float((d_head * (1 + len(deberta_terms(config)))) ** -0.5)
-
-
-def _position_biased(config: Config) -> bool:
-    return bool(config.get("position_biased_input", True))
-
-
-def _unscaled(config: Config, d_head: int, layer: int) -> float:
-    return 1.0
-
 
 _BERT = Stack(
     table="embeddings.position_embeddings.weight",
@@ -124,9 +26,9 @@ _BERT = Stack(
 )
 _DEBERTA = Stack(
     table="embeddings.position_embeddings.weight",
-    has_table=_position_biased,
+    has_table=position_biased,
     projected_by="embeddings.embed_proj",
-    scale=_deberta_scale,
+    scale=deberta_scale,
     query="encoder.layer.{layer}.attention.self.in_proj",
     query_bias="encoder.layer.{layer}.attention.self.q_bias",
     fused="heads",
@@ -153,7 +55,7 @@ _T5 = Stack(
     heads=("num_heads",),
     width=("d_model",),
     head_size=("d_kv",),
-    scale=_unscaled,
+    scale=unscaled,
     relative=T5Bias("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
 )
 _T5_DECODER = replace(
@@ -173,7 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "roberta",
         ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text"),
-        (replace(_BERT, first_row=_after_padding),),
+        (replace(_BERT, first_row=after_padding),),
     ),
     Family(
         "albert",
@@ -184,7 +86,7 @@ FAMILIES: tuple[Family, ...] = (
                 projected_by="encoder.embedding_hidden_mapping_in",
                 query="encoder.albert_layer_groups.{group}.albert_layers.{inner}.attention.query",
                 key="encoder.albert_layer_groups.{group}.albert_layers.{inner}.attention.key",
-                place=_albert_place,
+                place=albert_place,
                 copies=lambda config: int(config.get("inner_group_num", 1)),
             ),
         ),
@@ -255,7 +157,7 @@ FAMILIES: tuple[Family, ...] = (
                 layers=("n_layer",),
                 heads=("n_head",),
                 width=("n_embd",),
-                scale=_gpt2_scale,
+                scale=gpt2_scale,
                 causal=True,
             ),
         ),

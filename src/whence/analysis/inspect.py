@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from whence.analysis.checkpoint import Progress, open_checkpoint
-from whence.analysis.families import AlibiBias, DebertaBias, RopeBias, T5Bias
+from whence.analysis.family import AlibiBias, DebertaBias, RopeBias, T5Bias
 from whence.analysis.heads import head_reports
 from whence.analysis.reading import Reader, read
 from whence.analysis.relative import relative_reports

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Float
 
 from whence.analysis.checkpoint import Checkpoint, Doubles
-from whence.analysis.families import Family, Stack, family_of
+from whence.analysis.families import family_of
+from whence.analysis.family import Family, Stack
 from whence.analysis.toeplitz import FEWEST_ROWS
 from whence.checks import require
 

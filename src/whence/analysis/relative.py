@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from whence.analysis.families import AlibiBias, DebertaBias, RopeBias, T5Bias, deberta_terms
+from whence.analysis.family import AlibiBias, DebertaBias, RopeBias, T5Bias, deberta_terms
 from whence.analysis.heads import sensitive, stated
 from whence.analysis.reading import Reader
 from whence.analysis.results import HeadReport

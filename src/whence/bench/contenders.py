@@ -76,7 +76,12 @@ def dense_bias(call: AttentionCall) -> Tensor:
         bias = call.lag.to_dense(q_pos, k_pos)
     for term in call.dense:
         bias = bias + term.to_dense(term.q_pos, term.k_pos)
-    bias = bias.to(call.q.dtype)
+    return _hidden(bias.to(call.q.dtype), call)
+
+
+def _hidden(bias: Tensor, call: AttentionCall) -> Tensor:
+    """The bias with -inf at the keys that a query may not see."""
+    sight = call.sight
     allowed = sight.allowed(slice(0, sight.n_q), slice(0, sight.n_k))
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
@@ -95,7 +100,10 @@ def eager_gather(problem: Problem) -> Tensor:
     """
     call = problem.call()
     sight, device = call.sight, call.q.device
-    require(call.lag is not None and call.values is None, "eager-gather is for a bias by lag.")
+    require(
+        call.lag is not None and call.values is None and not call.dense,
+        "eager-gather is for a bias by lag, and that alone.",
+    )
     assert call.lag is not None
     lowest = -(sight.q_start + sight.n_q - 1)
     lags = torch.arange(lowest, sight.n_k - sight.q_start, device=device)
@@ -103,7 +111,7 @@ def eager_gather(problem: Problem) -> Tensor:
     q_pos = torch.arange(sight.n_q, device=device) + sight.q_start
     place = torch.arange(sight.n_k, device=device) - q_pos[:, None] - lowest
     bias = curve.to(call.q.dtype).gather(-1, place.expand(*curve.shape[:3], -1))
-    logits = (call.q * call.scale) @ call.k.transpose(-1, -2) + bias
+    logits = (call.q * call.scale) @ call.k.transpose(-1, -2) + _hidden(bias, call)
     return torch.softmax(logits, dim=-1) @ call.v
 
 

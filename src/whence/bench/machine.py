@@ -35,11 +35,16 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     return found
 
 
-def commit() -> str | None:
-    """Of the sources that run, with -dirty where they differ from it; None where git says none."""
-    source = Path(__file__).resolve().parent
-    described = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    return _said("git", "-C", str(source), *described)
+def commit(source: Path | None = None) -> str | None:
+    """Of the sources that run, with -dirty where they differ from it; None where git says none.
+
+    Installed sources may lie in a folder of somebody's own repository, which does not track them.
+    """
+    source = source or Path(__file__).resolve()
+    here = ("git", "-C", str(source.parent))
+    if _said(*here, "ls-files", "--error-unmatch", source.name) is None:
+        return None
+    return _said(*here, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
 def _processor() -> str:

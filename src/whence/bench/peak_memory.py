@@ -26,22 +26,29 @@ MALLOC = {
     "MALLOC_MMAP_MAX_": "1000000",
     "MALLOC_ARENA_MAX": "1",
 }
+PROC = Path("/proc")
 TINY = 64  # tokens of the warm-up: libraries are loaded and threads started, little is allocated
 
 
 def resident(field: str = "VmRSS") -> int:
     """Bytes of this process in memory now, or at the most ("VmHWM")."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    return _counted(PROC / "self" / "status", field)
+
+
+def _counted(path: Path, field: str) -> int:
+    """Bytes that Linux says a field has."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for line in lines:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise ValueError(f"/proc/self/status has no {field}; memory can be measured on Linux alone.")
+    raise ValueError(f"{path} has no {field}; memory can be measured on Linux alone.")
 
 
 def peak_here(step: Callable[[], object]) -> int:
     """Bytes that a step takes at its peak beyond what stands ready, measured in this process."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
+    (PROC / "self" / "clear_refs").write_text("5")
     before = resident()
     step()
     return resident("VmHWM") - before
@@ -73,16 +80,14 @@ def peak_in_fresh_process(command: list[str]) -> int | None:
     if done.returncode < 0:
         return None
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise RuntimeError(f"{reason} (in a fresh process)\n{' '.join(command)}\n{done.stderr}")
     return int(done.stdout.split()[-1])
 
 
 def available() -> int:
     """Bytes that the machine can still give."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError("/proc/meminfo has no MemAvailable; memory can be measured on Linux alone.")
+    return _counted(PROC / "meminfo", "MemAvailable")
 
 
 def available_on_gpu() -> int:

@@ -28,7 +28,8 @@ class Session:
     A record has the fields of its point and
 
         ms           median, q20, q80 and repeats, in milliseconds, as called
-        graph_ms     the same from a CUDA graph, without the host; for n up to `graphs_up_to`
+        graph_ms     the same from a CUDA graph, without the host; for n up to `graphs_up_to`, and
+                     not in mode forward
         extra_bytes  the most memory beyond the inputs
         error        the worst error over what it is held against (`whence.bench.exactness`): the
                      error of same-dtype PyTorch, or rounding in float64; beyond 2 nothing is timed

@@ -91,13 +91,13 @@ def bench(
             "causal": causal,
         }
         plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
-        out.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work
+        if figures:  # a missing extra and a bad folder show before the work
+            from whence.report.saved import save_png
+            from whence.report.speed import draw_speed
+        out.mkdir(parents=True, exist_ok=True)
         results = _measured(Session, plan, out / "bench.json", seconds)
         written = [out / "bench.json"]
         if figures:
-            from whence.report.saved import save_png
-            from whence.report.speed import draw_speed
-
             for name, figure in draw_speed(results).items():
                 written.append(save_png(figure, out / f"{name}.png", dpi=160))
     _print(results)

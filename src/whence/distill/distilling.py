@@ -22,7 +22,7 @@ from whence.distill.originals import Original, load_original
 from whence.distill.results import Distillation, HeadCurve, Stage, TextFacts
 from whence.distill.rows import ROWS, move_rows
 from whence.distill.sequences import Sequences, read_sequences
-from whence.distill.stsb import Pairs, spearman
+from whence.distill.stsb import LENGTH, Pairs, spearman
 from whence.distill.tuning import BATCH, TRAIN, tune
 from whence.distill.writing import check_out, written
 from whence.hf.attaching import Attached, attach
@@ -113,10 +113,14 @@ def distill(
         f"{model} has no tokenizer, so it cannot read the sentences of a task.",
     )
 
+    cut = min(LENGTH, original.n_positions)
+
     def stage(name: str, of: Any, share: float) -> Stage:
         say(f"how close: {name}", share)
         with clock.measure("measure"):
-            score = None if task is None else spearman(of, original.tokenizer, task)
+            score = None
+            if task is not None:
+                score = spearman(of, original.tokenizer, task, length=cut)
             return Stage(name, closeness(original.model, of, sequences.held_out), score)
 
     def bare(rows: str) -> Any:

@@ -101,10 +101,9 @@ def _random(original: Original, length: int, generator: torch.Generator) -> list
     found = []
     for n in lengths:
         ids = torch.randint(words.num_embeddings, (n,), generator=generator)
-        pad = original.model.config.pad_token_id
-        found.append(
-            ids if pad is None else ids.masked_fill(ids == pad, pad + 1 if pad == 0 else pad - 1)
-        )
+        if pad is not None:
+            ids = ids.masked_fill(ids == pad, pad + 1 if pad == 0 else pad - 1)
+        found.append(ids)
     return found
 
 

@@ -53,9 +53,9 @@ def read_pairs(folder: Path, *, split: str = "dev") -> Pairs:
     )
 
 
-def spearman(model: Any, tokenizer: Any, pairs: Pairs) -> float:
-    """100 times the rank correlation of cosines and scores."""
-    found = embedded(model, tokenizer, [*pairs.first, *pairs.second])
+def spearman(model: Any, tokenizer: Any, pairs: Pairs, *, length: int = LENGTH) -> float:
+    """100 times the rank correlation of cosines and scores; sentences are cut at `length`."""
+    found = embedded(model, tokenizer, [*pairs.first, *pairs.second], length=length)
     n = len(pairs.first)
     cosine = (found[:n] * found[n:]).sum(dim=1)
     return 100 * float(spearmanr(cosine.numpy(), pairs.score).statistic)

@@ -48,7 +48,7 @@ def written(
                 original.tokenizer.model_max_length = VERY_LARGE_INTEGER
             original.tokenizer.save_pretrained(new)
         folder = original.checkpoint.folder
-        for path in (*(folder / name for name in BESIDE), *folder.glob("[0-9]_*/config.json")):
+        for path in (*(folder / name for name in BESIDE), *folder.glob("[0-9]_*/*")):
             if path.is_file():
                 target = new / path.relative_to(folder)
                 target.parent.mkdir(exist_ok=True)
@@ -57,6 +57,11 @@ def written(
         check_out(out, force=force)  # it may have come meanwhile
         if out.exists():
             out.rename(old)
-        new.rename(out)
+        try:
+            new.rename(out)
+        except BaseException:
+            if old.exists():
+                old.rename(out)
+            raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.hf.attaching import Attached, attach, attached
-    from whence.hf.imports import rope_from, t5_from, tisa_from_released
+    from whence.hf.imports import t5_from, tisa_from_released
     from whence.hf.loading import from_pretrained
+    from whence.methods.rope_settings import rope_from
 
 # Looked up when asked for: transformers' Auto classes import a part of this package while
 # transformers itself is still being imported.
@@ -16,7 +17,7 @@ _WHERE = {
     "attach": "whence.hf.attaching",
     "attached": "whence.hf.attaching",
     "from_pretrained": "whence.hf.loading",
-    "rope_from": "whence.hf.imports",
+    "rope_from": "whence.methods.rope_settings",
     "t5_from": "whence.hf.imports",
     "tisa_from_released": "whence.hf.imports",
 }

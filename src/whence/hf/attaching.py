@@ -208,10 +208,9 @@ def _implementation(family: Family, base: nn.Module, backend: str) -> str | None
     if family.own_forward:
         return None
     config: Any = base.config
-    before = str(config._attn_implementation)
-    known = ("sdpa", "eager")
+    before = attention.plain_name(str(config._attn_implementation))
     require(
-        before in (*known, *attention.NAMES.values()),
+        before in ("sdpa", "eager"),
         f"attach works beside the attention implementations sdpa and eager, this model has "
         f"{before!r}. Load it with attn_implementation='sdpa'; backend='auto' then takes the "
         "fastest of whence's own.",

@@ -24,6 +24,12 @@ SDPA: Run = AttentionInterface()["sdpa"]
 NAMES = {"sdpa": "whence_sdpa", "eager": "whence_eager", "attend": "whence_attend"}
 
 
+def plain_name(implementation: str) -> str:
+    """The implementation without a method: a config of a model with one attached has ours."""
+    before = {name: kind for kind, name in NAMES.items()}.get(implementation, implementation)
+    return "sdpa" if before == "attend" else before
+
+
 def whence_sdpa(
     module: nn.Module,
     query: Tensor,
@@ -129,7 +135,7 @@ def attended(
     )
     if here is not None:
         check_cache(here, query, key)
-    mask, extra = seen(attention_mask)
+    mask, extra = seen(attention_mask, query.shape[2])
     if extra is not None:
         bias = extra if bias is None else bias + extra
     by_keys = attention_mask is None or (mask is not None and mask.keys is not None)

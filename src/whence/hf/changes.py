@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from whence.hf.attention import plain_name
 from whence.hf.classes import config_class, plain_config_class, register_models
 
 TABLE = "table"  # the name below `whence` of a table that was set aside
@@ -117,6 +118,7 @@ class OwnConfig:
         if before.model_type.startswith("whence-"):
             before = copy.deepcopy(before)
             before.__class__ = plain_config_class(before)
+            before._attn_implementation = plain_name(str(before._attn_implementation))
             del before.whence
         for holder in self.holders:
             holder.config = before

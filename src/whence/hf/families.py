@@ -15,7 +15,7 @@ class Family:
     attention   the self-attention of a layer, with {layer} in the name
     table       the position embeddings: a module, or in ViT a parameter
     bottom      the module at which a method's input term is added to its input or its output
-    first_row   the rows of the table that stand for no position
+    first_row   the rows of the table that stand for no position; None: up to the padding token's
     repeats     the module that runs one attention for several layers, as ALBERT does
     other       further positions of its own, dropped with the table
     own_forward whether its attention is not called through transformers' attention interface
@@ -27,7 +27,7 @@ class Family:
     bottom: tuple[str, Literal["input", "output"]]
     embeddings: str | None = None  # the module that asks for position_ids, if one does
     causal: bool = False
-    first_row: int = 0
+    first_row: int | None = 0
     repeats: str | None = None
     other: tuple[str, ...] = ()
     own_forward: bool = False
@@ -52,7 +52,12 @@ class Family:
 
     def max_length(self, base: nn.Module) -> int:
         """The number of positions in the table."""
-        return int(self.table_rows(base)) - self.first_row
+        return int(self.table_rows(base)) - self.first_position(base)
+
+    def first_position(self, base: nn.Module) -> int:
+        """The row of position 0: RoBERTa counts from the row after its padding token's."""
+        config: Any = base.config
+        return int(config.pad_token_id) + 1 if self.first_row is None else self.first_row
 
     def table_rows(self, base: nn.Module) -> int:
         """The number of rows in the table, also of those that stand for no position."""
@@ -84,7 +89,7 @@ FAMILIES: tuple[Family, ...] = (
         _BERT_TABLE,
         _AFTER_EMBEDDING,
         "embeddings",
-        first_row=2,
+        first_row=None,
     ),
     Family(
         ("electra",),

@@ -10,8 +10,8 @@ from whence.checks import require
 from whence.hf.attaching import attached
 from whence.hf.building import positions_for
 from whence.hf.changes import SetAside
-from whence.hf.classes import model_class, read_options
-from whence.hf.families import family_of
+from whence.hf.classes import PositionedModel, model_class, read_options
+from whence.hf.families import family_of, model_types
 
 HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
@@ -20,13 +20,18 @@ def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -
     """A model saved with a method attached, in the class that it was saved in.
 
     `cls` is another class of its family (BertForSequenceClassification), or an Auto class. The
-    options are those of transformers' own from_pretrained, which is what loads it.
+    options are those of transformers' own from_pretrained, which is what loads it; for
+    output_loading_info=True, which returns two things, call that one.
 
         >>> model = from_pretrained("my-bert-with-tisa")  # doctest: +SKIP
         >>> attached(model).undo()  # doctest: +SKIP
     """
-    hub = {key: options[key] for key in HUB if key in options}
-    config: Any = AutoConfig.from_pretrained(path, **hub)
+    require(
+        not options.get("output_loading_info"),
+        "output_loading_info=True gives a model and a report: call from_pretrained of an Auto "
+        "class, such as AutoModel.",
+    )
+    config = _config(path, {key: options[key] for key in HUB if key in options})
     require(
         str(config.model_type).startswith("whence-"),
         f"{path} was saved without a method ({config.model_type}). Load it with transformers' "
@@ -41,13 +46,41 @@ def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -
             f"(architectures = {names}). Name it: from_pretrained(path, AutoModel).",
         )
         cls = getattr(transformers, names[0])
-    assert cls is not None
     loader: Any = cls
-    if isinstance(cls, type) and issubclass(cls, PreTrainedModel):
-        loader = model_class(cls, config.model_type.removeprefix("whence-"))
+    of_a_family = isinstance(loader, type) and issubclass(loader, PreTrainedModel)
+    if of_a_family:
+        family = config.model_type.removeprefix("whence-")
+        own = str(getattr(loader.config_class, "model_type", "")).removeprefix("whence-")
+        require(
+            own in model_types() and family_of(own) is family_of(family),
+            f"{path} holds a model of the family {family}, and {loader.__name__} is of {own!r}. "
+            "Give a class of its family, an Auto class, or none.",
+        )
+        loader = loader if issubclass(loader, PositionedModel) else model_class(loader, family)
     model = loader.from_pretrained(path, **options)
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _config(path: str | Path, hub: dict[str, Any]) -> Any:
+    """The config in a folder or on the hub; transformers takes any missing folder for a name."""
+    folder, local = Path(path), str(path).startswith((".", "/", "~")) or str(path).count("/") > 1
+    require(
+        folder.is_dir() or not (local or isinstance(path, Path)),
+        f"there is no folder {path}. Give a folder that save_pretrained wrote.",
+    )
+    require(
+        not folder.is_dir() or (folder / str(hub.get("subfolder", "")) / "config.json").is_file(),
+        f"{path} has no config.json. Give a folder that save_pretrained wrote.",
+    )
+    try:
+        return AutoConfig.from_pretrained(path, **hub)
+    except OSError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"there is no folder {path} here, and no model of that name could be had from the hub "
+            f"({reason})."
+        ) from error
 
 
 def checked(model: PreTrainedModel, info: dict[str, Any]) -> None:

@@ -58,12 +58,15 @@ def combined(bias: Tensor, mask: Tensor | None, causal: bool, start: int) -> Ten
     return torch.where(mask <= torch.finfo(mask.dtype).min, mask, mask + bias)
 
 
-def seen(mask: Tensor | None) -> tuple[Mask | None, Tensor | None]:
+def seen(mask: Tensor | None, n_q: int) -> tuple[Mask | None, Tensor | None]:
     """A mask of transformers as a Mask, and what a float one adds where it forbids nothing."""
     if mask is None:
         return None, None
+    if mask.dtype == torch.bool and mask.shape[1] == mask.shape[2] == 1:
+        return Mask(keys=mask[:, 0, 0]), None
+    mask = mask.expand(-1, -1, n_q, -1)  # a user's own may have one row for all queries
     if mask.dtype == torch.bool:
-        return (Mask(keys=mask[:, 0, 0]) if mask.shape[2] == 1 else Mask(pairs=mask)), None
+        return Mask(pairs=mask), None
     forbidden = mask <= torch.finfo(mask.dtype).min
     return Mask(pairs=~forbidden), mask.masked_fill(forbidden, 0.0)
 

@@ -67,7 +67,8 @@ def attend(
     window   only keys at -before <= lag <= after: one number for both, or (before, after)
     scale    1/sqrt(d) unless given; 0.0 drops the content product, the logits are the bias alone
     dropout  on the weights; that it is 0.0 outside of training is up to the caller
-    backend  "auto" takes the first that can; a name either runs or raises its reason
+    backend  "auto" takes the first that can, PyTorch's own for plain attention; a name either runs
+             or raises its reason
 
     A query that may look at no key gets zeros.
     """
@@ -133,10 +134,13 @@ def explain(
         reason = module.refuse(call)
         rows.append((name, reason is None, module.note(call) if reason is None else reason))
     chosen = next((name for name, runs, _ in rows if runs), None)
+    chosen = "sdpa" if sdpa.is_plain(call) else chosen
     return Explanation(chosen, tuple(rows), tuple(term.why for term in call.dense))
 
 
 def _first_that_runs(call: AttentionCall) -> str:
+    if sdpa.is_plain(call):  # nothing of position in it: the vendor's kernels are the fastest
+        return "sdpa"
     refusals = []
     for name, module in BACKENDS.items():
         reason = module.refuse(call)

@@ -26,7 +26,7 @@ def refuse(call: AttentionCall) -> str | None:
 
 def note(call: AttentionCall) -> str:
     """What `explain` says of it."""
-    if _is_plain(call):
+    if is_plain(call):
         return "PyTorch's scaled_dot_product_attention as it is: linear memory"
     if call.dense:
         return "blocks of queries, the dense bias built a block at a time: linear memory"
@@ -38,7 +38,7 @@ def note(call: AttentionCall) -> str:
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """Plain, in blocks, or in blocks computed again in backward for a dense bias."""
     d_v = call.v.shape[-1]
-    if _is_plain(call):
+    if is_plain(call):
         call = _same_width(call)
         out = scaled_dot_product_attention(
             call.q,
@@ -54,7 +54,8 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     return _dense(call) if call.dense else _blocked(call)[..., :d_v]
 
 
-def _is_plain(call: AttentionCall) -> bool:
+def is_plain(call: AttentionCall) -> bool:
+    """Whether PyTorch's attention is all of the call."""
     sight = call.sight
     square = sight.n_q == sight.n_k and sight.q_start == 0
     return (

@@ -22,7 +22,9 @@ class LagValues:
         shape = tuple(self.table.shape)
         require(
             len(shape) == 3 and shape[1] % 2 == 1,
-            f"LagValues.table needs shape [h|1, lag, d_v] with an odd lag axis, got {shape}.",
+            lambda: (
+                f"LagValues.table needs shape [h|1, lag, d_v] with an odd lag axis, got {shape}."
+            ),
         )
 
     @property

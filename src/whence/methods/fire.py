@@ -23,6 +23,7 @@ class Fire(PositionMethod):
 
     paper = "Li et al. 2024, arXiv:2310.04418"
     formula = "2 + 2 * hidden + (hidden + 1) * n_heads"
+    logit_sized = True
     anchored = True
 
     def __init__(self, n_heads: int, *, hidden: int = 32, threshold: float = 512.0) -> None:

@@ -23,6 +23,7 @@ class T5(PositionMethod):
 
     paper = "Raffel et al. 2020, arXiv:1910.10683"
     formula = "buckets * n_heads"
+    logit_sized = True
     shared_by_layers = True
 
     def __init__(

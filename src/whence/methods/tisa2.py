@@ -26,6 +26,7 @@ class Tisa2(PositionMethod):
 
     paper = "Wennberg 2023 (TISAv2), after Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "(n_heads - agnostic) * (3 * kernels + 1)"
+    logit_sized = True
 
     slope: Tensor
 

@@ -24,6 +24,7 @@ class Tisa2d(PositionMethod):
 
     paper = "after Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "4 * n_heads * kernels"
+    logit_sized = True
     anchored = True
 
     def __init__(

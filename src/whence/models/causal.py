@@ -8,7 +8,7 @@ from transformers.utils.generic import can_return_tuple
 
 from whence.models.config import WhenceConfig
 from whence.models.model import WhenceModel
-from whence.models.pretrained import Decoding, WhencePreTrainedModel, resolve_causal
+from whence.models.pretrained import Decoding, WhencePreTrainedModel, only
 from whence.models.stack import WhenceStack
 
 
@@ -24,7 +24,7 @@ class WhenceForCausalLM(Decoding, WhencePreTrainedModel, GenerationMixin):  # ty
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: WhenceConfig) -> None:
-        resolve_causal(config, True, "a causal language model")
+        config = only(config, True, "a causal language model")
         super().__init__(config)
         self.model = WhenceModel(config, pooler=False)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.head_bias)
@@ -63,6 +63,7 @@ class WhenceForCausalLM(Decoding, WhencePreTrainedModel, GenerationMixin):  # ty
             use_cache=use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(found.last_hidden_state[:, kept])

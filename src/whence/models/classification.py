@@ -8,7 +8,8 @@ from transformers.utils.generic import can_return_tuple
 
 from whence.models.config import WhenceConfig
 from whence.models.model import WhenceModel
-from whence.models.pretrained import WhencePreTrainedModel
+from whence.models.pooling import pooled
+from whence.models.pretrained import WhencePreTrainedModel, resolved
 
 
 class WhenceForSequenceClassification(WhencePreTrainedModel):
@@ -22,8 +23,7 @@ class WhenceForSequenceClassification(WhencePreTrainedModel):
     accepts_loss_kwargs = False  # a mean over texts: the trainer averages accumulated batches
 
     def __init__(self, config: WhenceConfig) -> None:
-        if config.causal is None:
-            config.causal = False
+        config = resolved(config, False)
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = WhenceModel(config)
@@ -53,6 +53,7 @@ class WhenceForSequenceClassification(WhencePreTrainedModel):
             use_cache=False,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         x = pooled(found.last_hidden_state, attention_mask, self._pooling())
         if self.model.pooler is not None:
@@ -72,19 +73,3 @@ class WhenceForSequenceClassification(WhencePreTrainedModel):
         if self.config.classifier_pooling is not None:
             return str(self.config.classifier_pooling)
         return "last" if self.config.causal else "first"
-
-
-def pooled(
-    x: Float[Tensor, "b n d"], attention_mask: Tensor | None, pooling: str
-) -> Float[Tensor, "b d"]:
-    """One vector a row, of the tokens that exist."""
-    if attention_mask is None:
-        return {"first": x[:, 0], "last": x[:, -1], "mean": x.mean(dim=1)}[pooling]
-    exists = attention_mask != 0
-    if pooling == "mean":
-        weight = exists.to(x.dtype)[..., None]
-        return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
-    place = torch.arange(x.shape[1], device=x.device)
-    far = place if pooling == "last" else -place
-    index = torch.where(exists, far, -x.shape[1]).argmax(dim=-1)
-    return x[torch.arange(x.shape[0], device=x.device), index]

@@ -5,11 +5,16 @@ from dataclasses import fields
 from typing import Any, ClassVar, no_type_check
 
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 from whence.checks import at_least, one_of, require
+from whence.kernels import BACKENDS
 
+# What the base class reads, and keeps under another name.
+READ_BY_BASE = ("attn_implementation", "experts_implementation", "torch_dtype")
 NORMS = ("rmsnorm", "layernorm")
 POOLINGS = ("first", "last", "mean")
+_STORED = "_stored"  # marks what was read from a file
 
 # Queries, keys and values are cut by heads, what follows them by columns. Position parameters are
 # on every process, as they are small and often shared by heads: `local_heads` cuts what they give.
@@ -105,7 +110,7 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_misspelt(kwargs)
+        self._refuse_unknown(kwargs, stored=kwargs.pop(_STORED, False))
         at_least(
             1,
             vocab_size=self.vocab_size,
@@ -143,19 +148,27 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
         if self.sliding_window is not None:
             at_least(1, sliding_window=self.sliding_window)
         one_of("norm", self.norm, NORMS)
+        one_of("hidden_act", self.hidden_act, ACT2FN)
+        one_of("backend", self.backend, ("auto", *BACKENDS))
         if self.classifier_pooling is not None:
             one_of("classifier_pooling", self.classifier_pooling, POOLINGS)
         super().__post_init__(**kwargs)
 
-    def _refuse_misspelt(self, extra: dict[str, Any]) -> None:
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the library's. A file may hold names of anybody's: only those that are nearly ours,
+        and would be silent defaults, are refused."""
+        return super().from_dict(config_dict | {_STORED: True}, **kwargs)
+
+    def _refuse_unknown(self, extra: dict[str, Any], *, stored: bool) -> None:
         """The base class keeps any name it does not know, so a typo would be a silent default."""
         known = [field.name for field in fields(self) if not field.name.startswith("_")]
         for name in extra:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            require(
-                not near or hasattr(type(self), name),
-                f"{type(self).__name__} has no option {name!r}. Did you mean {''.join(near)!r}?",
-            )
+            if name.startswith("_") or name in READ_BY_BASE or hasattr(type(self), name):
+                continue
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8 if stored else 0.65)
+            hint = f"Did you mean {near[0]!r}?" if near else "help(WhenceConfig) has them all."
+            require(stored and not near, f"{type(self).__name__} has no option {name!r}. {hint}")
 
 
 @no_type_check

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.checks import require, unknown
+from whence.checks import require
+from whence.methods.rope_settings import rope_from
 
 Weights = Iterator[tuple[str, Tensor]]
 STACK = "stack"
@@ -20,6 +21,11 @@ def pair(ours: str, theirs: str, state: dict[str, Tensor]) -> Weights:
 
 def llama_options(config: Any) -> dict[str, Any]:
     """LLaMA: the defaults of a native model, with RoPE."""
+    require(
+        config.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0,
+        "LLaMA turns whole heads, whatever its partial_rotary_factor says, "
+        f"{config.rope_parameters.get('partial_rotary_factor')} here: take it out of the config.",
+    )
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -29,7 +35,7 @@ def llama_options(config: Any) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
-        "position": rope_spec(config.rope_parameters, config.max_position_embeddings),
+        "position": rope_from(config),
         "causal": True,
         "norm_eps": config.rms_norm_eps,
         "hidden_act": config.hidden_act,
@@ -37,34 +43,6 @@ def llama_options(config: Any) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "attention_dropout": config.attention_dropout,
     }
-
-
-def rope_spec(parameters: dict[str, Any], max_length: int) -> str:
-    """The text of the method with the library's `rope_parameters`."""
-    kind = parameters.get("rope_type", "default")
-    names = {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_length",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "high_freq_factor": "beta_fast",
-        "low_freq_factor": "beta_slow",
-        "attention_factor": "attention_factor",
-    }
-    text = f"rope:base={parameters['rope_theta']}"
-    if kind == "default":
-        return text
-    known = {"linear", "dynamic", "yarn", "llama3"}
-    require(kind in known, unknown("rope_type", kind, known))
-    text += f",scaling={kind}"
-    for theirs, ours in names.items():
-        if parameters.get(theirs) is not None and not (
-            kind == "linear" and ours == "original_length"
-        ):
-            text += f",{ours}={parameters[theirs]}"
-    if kind != "linear" and "original_length=" not in text:
-        text += f",original_length={max_length}"
-    return text
 
 
 def llama_base(config: Any, state: dict[str, Tensor]) -> Weights:

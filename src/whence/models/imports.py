@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from whence.checks import require, unknown
 from whence.models.causal import WhenceForCausalLM
@@ -47,7 +48,16 @@ def from_transformers(model: Any) -> WhencePreTrainedModel:
 
         native = from_transformers(LlamaForCausalLM.from_pretrained(...))
     """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"from_transformers needs a model of transformers, got {type(model).__name__}."
+        )
     config, kind = model.config, type(model).__name__
+    require(
+        not str(config.model_type).startswith("whence-"),
+        "this model has a method attached, which a native model would be without. Take it off "
+        "with whence.hf.attached(model).undo(), and give the native model's config the position.",
+    )
     require(
         config.model_type in IMPORTS,
         unknown("model type for from_transformers", config.model_type, IMPORTS),

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from whence.models.config import WhenceConfig
 from whence.models.layer import norm
 from whence.models.model import WhenceModel
-from whence.models.pretrained import WhencePreTrainedModel, resolve_causal
+from whence.models.pretrained import WhencePreTrainedModel, only
 
 
 class HeadTransform(nn.Module):
@@ -36,7 +36,7 @@ class WhenceForMaskedLM(WhencePreTrainedModel):
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: WhenceConfig) -> None:
-        resolve_causal(config, False, "a masked language model")
+        config = only(config, False, "a masked language model")
         super().__init__(config)
         self.model = WhenceModel(config, pooler=False)
         self.head = HeadTransform(config) if config.head_transform else None
@@ -65,6 +65,7 @@ class WhenceForMaskedLM(WhencePreTrainedModel):
             inputs_embeds=inputs_embeds,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         x = found.last_hidden_state
         logits = self.lm_head(x if self.head is None else self.head(x))

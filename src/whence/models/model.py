@@ -9,6 +9,7 @@ from transformers.utils.generic import can_return_tuple
 
 from whence.checks import require
 from whence.models.config import WhenceConfig
+from whence.models.pooling import pooled
 from whence.models.pretrained import WhencePreTrainedModel
 from whence.models.stack import WhenceStack
 
@@ -75,10 +76,13 @@ class WhenceModel(WhencePreTrainedModel):
             output_hidden_states=either(output_hidden_states, config.output_hidden_states),
             output_attentions=either(output_attentions, config.output_attentions),
         )
-        pooled = None if self.pooler is None else torch.tanh(self.pooler(found.last[:, 0]))
+        first = None
+        if self.pooler is not None:
+            exists = None if attention_mask is None else attention_mask[:, -x.shape[1] :]
+            first = torch.tanh(self.pooler(pooled(found.last, exists, "first")))
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=found.last,
-            pooler_output=pooled,
+            pooler_output=first,
             past_key_values=past_key_values if use_cache else None,
             hidden_states=found.hidden_states,
             attentions=found.attentions,

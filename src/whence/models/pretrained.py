@@ -1,5 +1,6 @@
 """What all native models share with `transformers`: initial weights, and checks before decoding."""
 
+import copy
 from typing import Any
 
 from torch import nn
@@ -76,12 +77,20 @@ class Decoding:
         raise NotImplementedError
 
 
-def resolve_causal(config: WhenceConfig, wanted: bool, name: str) -> None:
-    """Fill in config.causal, or refuse one that the class cannot have."""
+def resolved(config: WhenceConfig, wanted: bool) -> WhenceConfig:
+    """The config with `causal` filled in: a copy, so that one may serve several classes."""
     if config.causal is None:
+        config = copy.deepcopy(config)
         config.causal = wanted
+    return config
+
+
+def only(config: WhenceConfig, wanted: bool, name: str) -> WhenceConfig:
+    """The same, for a class that cannot have it otherwise."""
+    config = resolved(config, wanted)
     require(
         config.causal == wanted,
         f"{name} needs causal={wanted}, the config says causal={config.causal}. "
         f"Give causal={wanted}, or None.",
     )
+    return config

@@ -1,11 +1,18 @@
 """The encoder-decoder, and the conditional language model on it."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.loss.loss_utils import ForMaskedLMLoss
-from transformers.modeling_outputs import ModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    ModelOutput,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
 from transformers.utils.generic import can_return_tuple
 
 from whence.checks import require
@@ -53,7 +60,7 @@ class WhenceSeq2SeqModel(WhencePreTrainedModel):
         decoder_input_ids: Int[Tensor, "b m"] | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Int[Tensor, "#b m"] | None = None,
-        encoder_outputs: ModelOutput | None = None,
+        encoder_outputs: ModelOutput | tuple[Tensor, ...] | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Float[Tensor, "b n d"] | None = None,
         decoder_inputs_embeds: Float[Tensor, "b m d"] | None = None,
@@ -69,8 +76,12 @@ class WhenceSeq2SeqModel(WhencePreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 output_attentions=output_attentions,
                 output_hidden_states=output_hidden_states,
+                return_dict=True,
             )
-        memory = encoder_outputs[0]
+        encoded: Any = encoder_outputs
+        if not isinstance(encoded, ModelOutput):
+            encoded = BaseModelOutput(*encoded)
+        memory = encoded[0]
         config = self.config
         use_cache = caching(use_cache, config, self.decoder)
         if use_cache and past_key_values is None:
@@ -93,8 +104,8 @@ class WhenceSeq2SeqModel(WhencePreTrainedModel):
             decoder_attentions=found.attentions,
             cross_attentions=found.cross_attentions,
             encoder_last_hidden_state=memory,
-            encoder_hidden_states=encoder_outputs.get("hidden_states"),
-            encoder_attentions=encoder_outputs.get("attentions"),
+            encoder_hidden_states=encoded.get("hidden_states"),
+            encoder_attentions=encoded.get("attentions"),
         )
 
 
@@ -145,7 +156,7 @@ class WhenceForConditionalGeneration(
         decoder_input_ids: Int[Tensor, "b m"] | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_position_ids: Int[Tensor, "#b m"] | None = None,
-        encoder_outputs: ModelOutput | None = None,
+        encoder_outputs: ModelOutput | tuple[Tensor, ...] | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Float[Tensor, "b n d"] | None = None,
         decoder_inputs_embeds: Float[Tensor, "b m d"] | None = None,
@@ -174,6 +185,7 @@ class WhenceForConditionalGeneration(
             use_cache=use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(found.last_hidden_state[:, kept])

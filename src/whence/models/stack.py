@@ -73,6 +73,11 @@ class WhenceStack(nn.Module):
         """All layers, over the tokens x and those that the cache holds."""
         whole = self.position.whole
         seen = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        require(
+            not (seen and whole.grows),
+            "this position changes what earlier tokens get as the sequence grows, so cached ones "
+            "are out of date: pass use_cache=False, and all tokens.",
+        )
         layout = layout_of(
             x.shape[0],
             x.shape[1],

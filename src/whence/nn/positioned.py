@@ -132,8 +132,10 @@ def _positions(
     q: Float[Tensor, "b h q d"], k: Float[Tensor, "b h_kv k d"], k_start: int, q_start: int
 ) -> tuple[Int[Tensor, " q"], Int[Tensor, " k"]]:
     first, n_q, n_k = k_start + q_start, q.shape[2], k.shape[2]
-    q_pos = torch.arange(first, first + n_q, device=q.device)
-    return q_pos, torch.arange(k_start, k_start + n_k, device=q.device)
+    k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
+    if q_start == 0 and n_q == n_k:  # one launch less for every layer
+        return k_pos, k_pos
+    return torch.arange(first, first + n_q, device=q.device), k_pos
 
 
 def _logit_term(
