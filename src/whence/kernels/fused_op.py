@@ -197,7 +197,7 @@ def _(
     out = q.new_empty(b, h, n_q, v.shape[-1])
     lse = q.new_empty(b, h, n_q, dtype=torch.float32)
     rounded = q.dtype != torch.float32 and (band is not None or table is not None)
-    rest = torch.empty_like(out) if rounded else _empty(None, lse)
+    rest = out.new_empty(out.shape, dtype=torch.float16) if rounded else _empty(None, lse)
     mass = lse.new_empty((0,) if table is None else (b, h, n_q, table.shape[1]))
     sides = [0, 0]
     if far and tails is not None:

@@ -80,9 +80,17 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
         return CPU if d == v.shape[-1] else None
     if q.dtype not in HALF or d != v.shape[-1] or d % 8:
         return None
-    # Without a GPU the question is `explain`'s: it gets the answer for a new one.
-    newer = not torch.cuda.is_available() or torch.cuda.get_device_capability(q.device) >= (9, 0)
-    allowed = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    if newer and d <= 128 and allowed:
+    if d <= 128 and _has_cudnn(q.device.index):
         return CUDNN
     return FLASH if d <= 256 else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_cudnn(index: int | None) -> bool:
+    """Whether cuDNN's attention is there; a compiler cannot look into PyTorch's settings itself.
+
+    Without a GPU the question is `explain`'s, which gets the answer for a new one.
+    """
+    newer = not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= (9, 0)
+    allowed: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    return newer and allowed

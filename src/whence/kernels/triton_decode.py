@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.kernels.triton_edges import shared
 from whence.kernels.triton_softmax import attended_range
-from whence.kernels.triton_tile import LOG2E, load_tails, near_range, whole_blocks
+from whence.kernels.triton_tile import LOG2E, load_tails, near_range, rounded_off, whole_blocks
 from whence.launcher import launch
 
 ROWS = 16  # the least that a tensor core multiplies, and the most that is called few
@@ -295,7 +295,7 @@ def _merge_kernel(
     short = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + bhq * D_V + d_v, short, mask=d_v < D_V)
     if REST:
-        rest = (out - short.to(tl.float32)).to(rest_ptr.dtype.element_ty)
+        rest = rounded_off(out, short).to(rest_ptr.dtype.element_ty)
         tl.store(rest_ptr + bhq * D_V + d_v, rest, mask=d_v < D_V)
 
 

@@ -11,6 +11,7 @@ from whence.kernels.triton_tile import (
     LOG2E,
     load_tails,
     near_range,
+    rounded_off,
     whole_blocks,
 )
 
@@ -332,5 +333,5 @@ def forward_kernel(
     short = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + cells, short, mask=there)
     if REST:  # what rounding took: backward's delta needs it where gradients of a bias are summed
-        rest = out - short.to(tl.float32)
-        tl.store(rest_ptr + cells, rest.to(rest_ptr.dtype.element_ty), mask=there)
+        rest = rounded_off(out, short).to(rest_ptr.dtype.element_ty)
+        tl.store(rest_ptr + cells, rest, mask=there)

@@ -91,7 +91,8 @@ def forward(
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
     mass, rest = None, None
     if (inputs.band is not None or inputs.table is not None) and q.dtype != torch.float32:
-        rest = torch.empty_like(out)
+        # float16 for bfloat16 too: of what is so small its range is enough, and it has more digits.
+        rest = torch.empty(b, h, n_q, d_v, dtype=torch.float16, device=q.device)
     if inputs.table is not None:
         width = inputs.table.shape[1]
         mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)

@@ -89,6 +89,7 @@ def _query_range(
     EVEN: tl.constexpr,
     ROW_BAND: tl.constexpr,
     TAIL_SUMS: tl.constexpr,
+    SLACK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """What keys start..stop give to one block of rows; what belongs to a row is [m, 1]."""
@@ -157,9 +158,11 @@ def _query_range(
             zero = key_block - (first_row + q_start) + reach
             place = skewed(d_band_ptr, zero, r, c[None, :], 2 * reach + 1)
             tl.store(place, d_logits, mask=inside & (cols < n_k)[None, :])
-        if TAIL_SUMS:
+        slope = slack
+        if SLACK:
             slope = tl.sum(d_logits, 1)
             slack += slope
+        if TAIL_SUMS:
             if REGION == 1:
                 d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
                 d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
@@ -402,6 +405,8 @@ def query_kernel(
     low, high = whole_blocks(low, high, n_k, BLOCK_N)
     near_start, near_stop = near_range(first, last, near_reach, low, high, BLOCK_N)
     d_q_sum = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    # Where others did the far keys, the sum of a row is known with its tails alone.
+    SLACK: tl.constexpr = TAIL_SUMS or (VALUES and not FAR)
     d_left = tl.zeros([BLOCK_M], dtype=tl.float32)
     d_left_slope = tl.zeros([BLOCK_M], dtype=tl.float32)
     d_right = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -523,11 +528,14 @@ def query_kernel(
                 EVEN,
                 ROW_BAND,
                 TAIL_SUMS,
+                SLACK,
                 PRECISION,
             )
+    # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
+    # delta; a sum over rows, a tail that holds most of the row, or a slope's distances magnify it.
+    if SLACK:
+        tl.store(delta_ptr + bh * n_q + row, delta + slack, mask=on_row)
     if TAIL_SUMS:
-        # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
-        # delta; a tail that holds most of the row, or the distances of a slope, magnify it.
         d_left -= slack * left_mass
         d_right -= slack * right_mass
         if SLOPES:

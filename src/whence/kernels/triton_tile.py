@@ -226,6 +226,12 @@ def kept(seed, row, col, dropout):
 
 
 @triton.jit
+def rounded_off(exact, short):
+    """What rounding took, within the range of float16, in which it is kept."""
+    return tl.minimum(tl.maximum(exact - short.to(tl.float32), -60000.0), 60000.0)
+
+
+@triton.jit
 def near_range(first, last, reach, low, high, BLOCK: tl.constexpr):
     """The whole blocks of low..high that hold something within `reach` of positions first..last."""
     start = (tl.maximum(first - reach, 0) // BLOCK) * BLOCK
