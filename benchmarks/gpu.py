@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder")
     parser.add_argument("--seconds", type=float, default=300.0, help="after which it ends")
     parser.add_argument("--only", help="bars whose name has this text, in any case")
-    parser.add_argument("--skip", help="bars whose name has this text, in any case, are left out")
+    parser.add_argument("--skip", help="bars whose name has one of these texts (a;b) are left out")
     parser.add_argument("--commit", help="of the sources, where git cannot tell")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -207,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session.machine["commit"] = options.commit
     chosen = [bar for bar in bars() if (options.only or "").lower() in bar.what.lower()]
     if options.skip:
-        chosen = [bar for bar in chosen if options.skip.lower() not in bar.what.lower()]
+        texts = options.skip.lower().split(";")
+        chosen = [bar for bar in chosen if not any(text in bar.what.lower() for text in texts)]
     found = measure(session, chosen)
     held = [bar["held"] for bar in found]
     print(

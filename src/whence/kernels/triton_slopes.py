@@ -95,12 +95,13 @@ def weights_and_slopes(
             BY_KEYS,
         )
     if TAILS and REGION != 1:
-        shift, tilt = far_line(
-            left, left_slope, right, right_slope, first_row + q_start - first, r, REGION, SLOPES
+        ahead = first_row + q_start - first
+        shift, level, tilt = far_line(
+            left, left_slope, right, right_slope, ahead, r, REGION, SLOPES, BY_KEYS and not PER_ROW
         )
         lse = lse - shift
         if SLOPES:
-            logits += tilt * c.to(tl.float32)
+            logits += level + tilt * c.to(tl.float32)
     weights = tl.exp2(logits - lse)
     LAID_OUT: tl.constexpr = BAND and REGION == 1 and not PER_ROW  # the window is in the band
     LEFT_EDGE: tl.constexpr = BEFORE and REGION < 2 and not LAID_OUT

@@ -112,8 +112,8 @@ def attended_range(
                 RAW,
             )
         if LINE:
-            shift, tilt = far_line(
-                left, left_slope, right, right_slope, first - block, r, REGION, SLOPES
+            shift, _, tilt = far_line(
+                left, left_slope, right, right_slope, first - block, r, REGION, SLOPES, False
             )
             if SLOPES and ROW_TAILS:
                 logits += tilt[:, None] * c.to(tl.float32)[None, :]

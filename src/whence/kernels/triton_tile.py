@@ -5,7 +5,7 @@ key position q_start + i. A band belongs to a head, or to each query row (PER_RO
 for each, left const, left slope, right const, right slope.
 
 Near the diagonal (region 1) the bias is looked up cell by cell. A far tile (region 0 to the left,
-2 to the right) knows only a line: shift + tilt * column, one shift and one tilt a row. The shift
+2 to the right) knows only a line: shift + level + tilt * column, one shift a row. The shift
 goes into what is subtracted from the logits anyway, so a constant tail costs no work a cell.
 """
 
@@ -91,19 +91,33 @@ def far_line(
     r,
     REGION: tl.constexpr,
     SLOPES: tl.constexpr,
+    LEVEL: tl.constexpr,
 ):
-    """A far tile's bias as shift + tilt * column, the column counted from the tile's first key."""
+    """A far tile's bias as shift + (level + tilt * column), the column counted from its first key.
+
+    The shift is of a row. What all cells of a tile have in common is part of it, or with LEVEL the
+    level: a thread of a tile [keys, queries] has few keys and many rows, so there it costs less.
+    """
+    level = 0.0
     if REGION == 0:
         shift = left
         tilt = -left_slope
         if SLOPES:
-            shift = left + left_slope * (ahead * 1.0) + left_slope * r.to(tl.float32)
+            if LEVEL:
+                level = left + left_slope * (ahead * 1.0)
+                shift = left_slope * r.to(tl.float32)
+            else:
+                shift = left + left_slope * (ahead * 1.0) + left_slope * r.to(tl.float32)
     else:
         shift = right
         tilt = right_slope
         if SLOPES:
-            shift = right - right_slope * (ahead * 1.0) - right_slope * r.to(tl.float32)
-    return shift, tilt
+            if LEVEL:
+                level = right - right_slope * (ahead * 1.0)
+                shift = -right_slope * r.to(tl.float32)
+            else:
+                shift = right - right_slope * (ahead * 1.0) - right_slope * r.to(tl.float32)
+    return shift, level, tilt
 
 
 @triton.jit
