@@ -115,3 +115,17 @@ def test_shares_cover_all_keys_and_none_twice() -> None:
             assert share % 128 == 0
             assert (count - 1) * share < n_k <= count * share
             assert count <= 64
+
+
+def test_tiles_of_a_decoder_shrink_with_those_that_fit() -> None:
+    from types import SimpleNamespace
+
+    from whence.kernels.triton_decode import NARROW, WIDE, tiles_of
+
+    def half(width: int, keys: int, stages: int) -> tuple[int, ...]:
+        q = SimpleNamespace(is_cuda=True, element_size=lambda: 2)
+        return tuple(tiles_of(width, q, keys, stages))  # type: ignore[arg-type]
+
+    assert half(64, 128, 3) == tuple(NARROW)
+    assert half(128, 128, 3) == tuple(WIDE)
+    assert half(128, 32, 1)[:2] == (32, 1)

@@ -307,21 +307,21 @@ class ShareTiles(NamedTuple):
     at_once: int
 
 
-NARROW, WIDE = (
-    ShareTiles(64, 3, 4),
-    ShareTiles(128, 2, 2),
-)  # heads to 64, and to 128; measured on an H200
+# Measured on an H200, for heads to 64 and to 128.
+NARROW, WIDE = ShareTiles(64, 3, 4), ShareTiles(128, 2, 2)
 PLAIN = ShareTiles(64, 1, 2)  # wider heads, and float32
 INTERPRETED = ShareTiles(16, 1, 4)
 
 
-def tiles_of(width: int, q: Tensor) -> ShareTiles:
-    """For heads of this width."""
+def tiles_of(width: int, q: Tensor, most_keys: int, most_stages: int) -> ShareTiles:
+    """For heads of this width, no larger than a GPU has room for."""
     if not q.is_cuda:
         return INTERPRETED
+    tiles = NARROW if width <= 64 else WIDE
     if q.element_size() > 2 or width > 128:
-        return PLAIN
-    return NARROW if width <= 64 else WIDE
+        tiles = PLAIN
+    keys, stages = min(tiles.keys, most_keys), min(tiles.stages, most_stages)
+    return tiles._replace(keys=keys, stages=stages)
 
 
 def few(n_q: int, n_k: int, groups: int) -> bool:
@@ -364,12 +364,15 @@ def decode(
     flags: dict[str, bool],
     shape: dict[str, int],
     precision: str,
+    most_keys: int,
+    most_stages: int,
 ) -> None:
     """Two launches in place of the forward kernel's one."""
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     out, rest, lse, mass = results
     band = pointers[0]
-    tile, stages, at_once = tiles_of(max(shape["BLOCK_D"], shape["BLOCK_DV"]), q)
+    width = max(shape["BLOCK_D"], shape["BLOCK_DV"])
+    tile, stages, at_once = tiles_of(width, q, most_keys, most_stages)
     count, share = shares(n_k, b * h_kv, at_once * _processors(q.device), tile)
     part = torch.empty(count, b, h, n_q, d_v, dtype=torch.float32, device=q.device)
     state = torch.empty(count, b, h, n_q, 4, dtype=torch.float32, device=q.device)

@@ -111,6 +111,8 @@ def forward(
             flags=flags,
             shape=_shape(q, v),
             precision=_precision(q),
+            most_keys=2 * tiles.keys,  # a tile has few rows; smaller ones where they did not fit
+            most_stages=tiles.stages,
         )
         return out, rest, lse, mass, None
     band = laid_out(q, inputs, numbers, far)
