@@ -222,6 +222,47 @@ def test_the_error_is_at_most_twice_that_of_pytorch_in_the_same_dtype(
         assert error <= 2 * (theirs.to(F64) - true).square().mean().sqrt()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "d", "d_v", "heads"),
+    [(torch.bfloat16, 64, 64, 2), (torch.float32, 64, 64, 4), (torch.bfloat16, 20, 12, 2)],
+)
+def test_plain_calls_reach_a_gpu_s_kernels_in_a_form_they_take(
+    dtype: torch.dtype, d: int, d_v: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tensor] = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+        seen.extend((q, k, v))
+        return v.new_empty(*q.shape[:3], v.shape[-1])
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", kernel)
+    q = torch.empty(1, 4, 9, d, dtype=dtype, device="meta")
+    k, v = (torch.empty(1, 2, 9, n, dtype=dtype, device="meta") for n in (d, d_v))
+    assert attend(q, k, v, causal=True, backend="sdpa").shape == (1, 4, 9, d_v)
+    width = -(-d // 8) * 8  # or PyTorch would build the matrix of logits
+    assert [x.shape[-1] for x in seen] == [width] * 3
+    assert [x.shape[1] for x in seen] == [4, heads, heads]  # nor does it group those of float32
+
+
+def test_plain_calls_are_not_copied_but_to_put_columns_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Tensor] = []
+    plain = sdpa.scaled_dot_product_attention
+    monkeypatch.setattr(
+        sdpa,
+        "scaled_dot_product_attention",
+        lambda *qkv, **options: seen.extend(qkv) or plain(*qkv, **options),
+    )
+    q, k, v = torch.randn(3, 1, 2, 9, 4)
+    turned = torch.randn(1, 2, 4, 9).transpose(-1, -2)
+    attend(q, k, v)
+    assert all(x is y for x, y in zip(seen, (q, k, v), strict=True))
+    out = attend(turned, turned, turned)
+    assert all(x.stride(-1) == 1 for x in seen)
+    torch.testing.assert_close(out, attend(turned, turned, turned, backend="reference"))
+
+
 def test_explain_tells_what_each_backend_would_do() -> None:
     q = torch.randn(1, 2, 9, 4)
     bias = LagBias.clipped(torch.zeros(1, 2, 1, 3))

@@ -45,6 +45,17 @@ def test_attention_compiles_to_one_graph(position: str) -> None:
     assert_compiles(layer, lambda x: layer(x, x, x, need_weights=False), x, "aot_eager")
 
 
+@pytest.mark.parametrize("position", ["tisa", "t5", "shaw", "alibi"])
+def test_a_layer_that_never_ran_compiles_to_one_graph(position: str) -> None:
+    layer = MultiheadAttention(D, H, position=position, backend="reference")
+    x = torch.randn(N, B, D)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: layer(x, x, x, need_weights=False)[0], fullgraph=True, backend="eager"
+    )
+    assert_close(compiled(x), layer(x, x, x, need_weights=False)[0])
+
+
 def test_masks_weights_and_extra_keys_compile_to_one_graph() -> None:
     layer = MultiheadAttention(
         D, H, dtype=torch.float64, add_bias_kv=True, add_zero_attn=True, backend="reference"

@@ -1,5 +1,7 @@
 """T5's buckets and bias against the models in transformers that use them."""
 
+import copy
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -159,3 +161,31 @@ def test_gradients_reach_the_table():
 def test_t5_refuses_sizes_that_leave_no_logarithmic_bucket(options, message):
     with pytest.raises(ValueError, match=message):
         T5(2, **options)
+
+
+class Total(torch.nn.Module):
+    def __init__(self, method: T5) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self) -> torch.Tensor:
+        pos = torch.arange(5)
+        return self.method.score_term(torch.zeros(1, 2, 5, 4), pos, pos).band.sum()
+
+
+def test_the_buckets_outlive_a_transform_of_torch_func() -> None:
+    total = Total(T5(2))
+    torch.func.grad(lambda table: torch.func.functional_call(total, {"method.table": table}, ()))(
+        total.method.table.detach()
+    )
+    again = copy.deepcopy(total)  # a tensor of the transform could not be copied
+    assert_close(again(), total())
+
+
+def test_buckets_found_for_inference_can_be_trained_with() -> None:
+    method = T5(2)
+    with torch.inference_mode():
+        expected = bias_of(method, 5, 5)
+    found = bias_of(method, 5, 5)
+    found.sum().backward()
+    assert_close(found, expected.clone())

@@ -15,7 +15,7 @@ from whence.bench import timing, tune
 from whence.cli.root import app
 from whence.kernels import tiles_file, tiles_table
 from whence.kernels.tiles_table import Gpu, TileSet, built_in, lookup, shrunk, tuned
-from whence.kernels.triton_launch import Tiles
+from whence.kernels.triton_inputs import Tiles
 
 HALF = torch.bfloat16
 MINE = TileSet(Tiles(32, 64, 4, 3), Tiles(64, 32, 4, 2), Tiles(16, 64, 8, 1), 32)

@@ -8,7 +8,7 @@ from typing import Any
 from whence.bench.saved import save
 from whence.kernels import tiles_file
 from whence.kernels.tiles_table import TileSet
-from whence.kernels.triton_launch import Tiles
+from whence.kernels.triton_inputs import Tiles
 
 SIDES = ((128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 WARPS_AND_STAGES = ((4, 2), (4, 3), (8, 2))

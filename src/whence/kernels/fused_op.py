@@ -7,15 +7,8 @@ from torch import Tensor
 
 from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_launch import (
-    Far,
-    Inputs,
-    Numbers,
-    backward,
-    forward,
-    laid_out_shape,
-    shared_out,
-)
+from whence.kernels.triton_inputs import Far, Inputs, Numbers, laid_out_shape, shared_out
+from whence.kernels.triton_launch import backward, forward
 
 
 def lag_attention(q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers) -> Tensor:

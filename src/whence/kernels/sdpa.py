@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from whence.kernels import reference
 from whence.kernels.blocked import BlockedAttention, Plan
 from whence.kernels.call import AttentionCall
+from whence.kernels.plain import HALF
 from whence.lag import LagBias, LagValues, Line
 
 TILE = 1 << 20  # logits held at a time, all heads together: what a CPU's caches hold
@@ -39,7 +40,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """Plain, in blocks, or in blocks computed again in backward for a dense bias."""
     d_v = call.v.shape[-1]
     if is_plain(call):
-        call = _same_width(call)
+        call = _as_kernels_ask(call)
         out = scaled_dot_product_attention(
             call.q,
             call.k,
@@ -90,14 +91,31 @@ def _can_split(call: AttentionCall) -> bool:
     )
 
 
-def _same_width(call: AttentionCall) -> AttentionCall:
+def _as_kernels_ask(call: AttentionCall) -> AttentionCall:
+    """The same plain call in a form for which PyTorch need not build the matrix of logits.
+
+    Its kernels want columns side by side; those of a GPU also whole eights of them, and a key head
+    for every query head where a row is wide or in float32.
+    """
+    on_gpu = call.q.device.type != "cpu"
+    call = _same_width(call, 8 if on_gpu else 1)
+    if on_gpu and (call.q.dtype not in HALF or call.q.shape[-1] > 256):
+        call = call.with_kv_heads_expanded()
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v)
+
+
+def _same_width(call: AttentionCall, multiple: int = 1) -> AttentionCall:
     """q, k and v of one width, which flash kernels ask for: columns of zeros change nothing."""
-    width = max(call.q.shape[-1], call.v.shape[-1])
-    q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (call.q, call.k, call.v))
-    values = call.values
-    if values is not None:
-        values = LagValues(pad(values.table, (0, width - values.table.shape[-1])))
+    width = -(-max(call.q.shape[-1], call.v.shape[-1]) // multiple) * multiple
+    q, k, v = (_widened(x, width) for x in (call.q, call.k, call.v))
+    values = None if call.values is None else LagValues(_widened(call.values.table, width))
     return replace(call, q=q, k=k, v=v, values=values)
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    more = width - x.shape[-1]
+    return pad(x, (0, more)) if more else x  # by nothing, it would still copy
 
 
 def _blocked(call: AttentionCall) -> Tensor:

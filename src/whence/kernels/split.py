@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whence.kernels.beside import Beside
 from whence.kernels.plain import Plain, fastest
-from whence.kernels.triton_launch import Far, FarGradients, Inputs, Numbers
+from whence.kernels.triton_inputs import Far, FarGradients, Inputs, Numbers
 from whence.kernels.triton_rows import copied
 
 LN2 = 0.6931471805599453

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence.kernels.tiles_file import PARTS, Rows, default_path, gpu_key, read_all
 from whence.kernels.triton_forward import forward_kernel
-from whence.kernels.triton_launch import Tiles
+from whence.kernels.triton_inputs import Tiles
 
 
 class TileSet(NamedTuple):

@@ -7,73 +7,34 @@ from torch import Tensor
 
 from whence.kernels.beside import Beside
 from whence.kernels.triton_band import band_kernel, collect_kernel
-from whence.kernels.triton_decode import decode, few
-from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
+from whence.kernels.triton_decode import decode
+from whence.kernels.triton_edges import shared
 from whence.kernels.triton_forward import forward_kernel
+from whence.kernels.triton_inputs import (
+    Far,
+    FarGradients,
+    Inputs,
+    Numbers,
+    Tiles,
+    exact_of,
+    far_parts,
+    flags_of,
+    input_strides,
+    laid_out,
+    per_row,
+    pointers_of,
+    precision_of,
+    shape_of,
+    shared_out,
+    sizes_of,
+    strides_of,
+)
 from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
 from whence.launcher import launch
 
 NEAR = 32  # keys a step near the diagonal: look-ups take registers and shared memory
 BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
-
-
-class Tiles(NamedTuple):
-    """Rows and keys a tile, and how the compiler is to run it."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-class Inputs(NamedTuple):
-    """The tensors of a call besides q, k and v; None where the call has no such thing."""
-
-    band: Tensor | None  # float32 [b|1, h|1, q|1, lag]
-    extent: Tensor | None  # int32 [h]
-    tails: Tensor | None  # float32 [4, b|1, h|1, q|1]
-    table: Tensor | None  # float32 [h|1, lag, d_v]
-    keys: Tensor | None  # uint8 [b|1, k]
-    q_segment: Tensor | None  # int32 [b|1, q]
-    k_segment: Tensor | None  # int32 [b|1, k]
-    seed: Tensor | None  # int64 []
-
-
-class Numbers(NamedTuple):
-    """The numbers of a call. before and after are -1 without a limit.
-
-    Keys at |lag| >= far are left to a plain kernel (split.py); 0 means that none are.
-    """
-
-    scale: float
-    q_start: int
-    before: int
-    after: int
-    dropout: float
-    slopes: bool
-    far: int = 0
-
-
-class Far(NamedTuple):
-    """Attention to the keys at |lag| >= start, computed elsewhere; the right side in reverse.
-
-    out is [b, h, n - start, d_v] and lse, in base e, [b, h, n - start], both packed. A causal call
-    has nothing on its right: those are None.
-    """
-
-    start: int
-    left: Tensor | None  # None too where only the gradients are wanted
-    left_lse: Tensor | None
-    right: Tensor | None
-    right_lse: Tensor | None
-
-
-class FarGradients(NamedTuple):
-    """What the far keys give to the gradients of q, k and v, in the same order of rows."""
-
-    left: tuple[Tensor, Tensor, Tensor]
-    right: tuple[Tensor, Tensor, Tensor] | None
 
 
 def forward(
@@ -97,11 +58,11 @@ def forward(
         width = inputs.table.shape[1]
         mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
     if shared_out(q, k, numbers):
-        flags = _flags(inputs, numbers)
+        flags = flags_of(inputs, numbers)
         del flags["DROPOUT"]
         decode(
-            *(q, k, v, _pointers(inputs, inputs.band)[:-1]),
-            *(_input_strides(inputs, inputs.band), inputs.table),
+            *(q, k, v, pointers_of(inputs, inputs.band)[:-1]),
+            *(input_strides(inputs, inputs.band), inputs.table),
             (out, rest, lse, mass),
             reach=0 if inputs.band is None else inputs.band.shape[-1] // 2,
             q_start=numbers.q_start,
@@ -109,44 +70,44 @@ def forward(
             after=numbers.after,
             scale=numbers.scale,
             flags=flags,
-            shape=_shape(q, v),
-            precision=_precision(q),
+            shape=shape_of(q, v),
+            precision=precision_of(q),
             most_keys=2 * tiles.keys,  # a tile has few rows; smaller ones where they did not fit
             most_stages=tiles.stages,
         )
         return out, rest, lse, mass, None
     band = laid_out(q, inputs, numbers, far)
-    by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
+    by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
     tiles = _suited(tiles, by_row, near_alone=far is not None)
     launch(
         forward_kernel,
         (_ceil(n_q, tiles.rows), b * h),
         (
             *(q, k, v, out, lse),
-            *_pointers(inputs, band),
+            *pointers_of(inputs, band),
             *(inputs.table, mass, rest),
-            *_far_parts(far),
+            *far_parts(far),
         ),
         (
-            *_strides(q, k, v),
-            *_input_strides(inputs, band),
+            *strides_of(q, k, v),
+            *input_strides(inputs, band),
             0 if inputs.table is None else shared(inputs.table, 0)[0],
-            *_sizes(q, k, inputs, numbers, far, band),
+            *sizes_of(q, k, inputs, numbers, far, band),
         ),
-        **_shape(q, v),
+        **shape_of(q, v),
         GROUPS=h // k.shape[1],
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
         NEAR_N=min(tiles.keys, NEAR),
         STAGES=tiles.stages,
         BAND=inputs.band is not None,
-        **_flags(inputs, numbers),
+        **flags_of(inputs, numbers),
         EVEN_N=k.shape[2] % tiles.keys == 0,
         REST=rest is not None,
         FAR=far is not None,
         CAUSAL=far is not None and numbers.after == 0,
-        EXACT=_exact(q),
-        PRECISION=_precision(q),
+        EXACT=exact_of(q),
+        PRECISION=precision_of(q),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
@@ -186,7 +147,7 @@ def backward(
     """Gradients of q, k, v and, if wanted, band and tails."""
     (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
     band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
-    by_row = inputs.table is not None or (inputs.band is not None and _per_row(inputs))
+    by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited_keys(by_keys, d, by_row, near_alone=far is not None)
     delta = torch.empty_like(lse)
@@ -209,17 +170,17 @@ def backward(
     sides = None
     if by_row and far is None and not numbers.slopes and not numbers.dropout:
         sides = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)
-    pointers = (*_pointers(inputs, band), d_mass)
+    pointers = (*pointers_of(inputs, band), d_mass)
     common = (
-        *_strides(q, k, v),
+        *strides_of(q, k, v),
         *d_out.stride()[:3],
-        *_input_strides(inputs, band),
-        *_sizes(q, k, inputs, numbers, far, band),
+        *input_strides(inputs, band),
+        *sizes_of(q, k, inputs, numbers, far, band),
     )
     options = {
-        **_shape(q, v),
-        **_flags(inputs, numbers),
-        "PRECISION": _precision(q),
+        **shape_of(q, v),
+        **flags_of(inputs, numbers),
+        "PRECISION": precision_of(q),
     }
     has_band = inputs.band is not None
     elsewhere = {"FAR": far is not None, "CAUSAL": far is not None and numbers.after == 0}
@@ -236,7 +197,7 @@ def backward(
             *(q, k, v, d_out, lse, delta, sides, out),
             *(rest, d_q, d_band, d_tails),
             *from_queries,
-            *_far_parts(far),
+            *far_parts(far),
             *pointers,
             inputs.table,
         ),
@@ -252,7 +213,7 @@ def backward(
         ROW_BAND=row_band,
         REST=rest is not None,
         SIDES=sides is not None,
-        EXACT=_exact(q),
+        EXACT=exact_of(q),
         **elsewhere,
         TAIL_SUMS=d_tails is not None,
         num_warps=by_rows.warps,
@@ -364,129 +325,3 @@ def _suited_keys(tiles: Tiles, d: int, by_row: bool, *, near_alone: bool) -> Til
 
 def _ceil(n: int, size: int) -> int:
     return -(-n // size)  # triton.cdiv costs ten times as much
-
-
-def _padded(d: int) -> int:
-    return max(16, 1 << (d - 1).bit_length())
-
-
-def _precision(q: Tensor) -> str:
-    """Products of float32 in float32: the tensor cores' short float would cost three digits."""
-    return "ieee" if q.dtype == torch.float32 else "tf32"
-
-
-def _exact(q: Tensor) -> str:
-    """Products with a table of float32: three short ones give its digits, where speed counts."""
-    return "ieee" if q.dtype == torch.float32 else "tf32x3"
-
-
-def shared_out(q: Tensor, k: Tensor, numbers: Numbers) -> bool:
-    """Whether few queries meet many keys: then forward reads the band as it is."""
-    groups = q.shape[1] // k.shape[1]
-    return not numbers.far and not numbers.dropout and few(q.shape[2], k.shape[2], groups)
-
-
-def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:
-    """The band as the kernels read it."""
-    if inputs.band is None:
-        return None
-    b, h, n_q, _ = q.shape
-    if _per_row(inputs):
-        return with_row_edges(inputs.band, inputs.tails, b, h, n_q)
-    edge = _edge(inputs, 0 if far is None else far.start)
-    return with_edges(inputs.band, inputs.tails, edge, numbers.before, numbers.after)
-
-
-def laid_out_shape(q: Tensor, inputs: Inputs, far_start: int) -> tuple[int, ...] | None:
-    """The shape of what `laid_out` makes."""
-    if inputs.band is None:
-        return None
-    if _per_row(inputs):
-        return (*q.shape[:3], inputs.band.shape[-1] + 2)
-    b, h = inputs.band.shape[:2]
-    if inputs.tails is not None:
-        b, h = max(b, inputs.tails.shape[1]), max(h, inputs.tails.shape[2])
-    return b, h, 1, 2 * _edge(inputs, far_start) + 1
-
-
-def _edge(inputs: Inputs, far_start: int) -> int:
-    assert inputs.band is not None
-    table = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    return max(inputs.band.shape[-1] // 2, table, far_start) + MARGIN
-
-
-def _per_row(inputs: Inputs) -> bool:
-    """Whether a row has a band or tails of its own."""
-    assert inputs.band is not None
-    return inputs.band.shape[2] > 1 or (inputs.tails is not None and inputs.tails.shape[3] > 1)
-
-
-def _pointers(inputs: Inputs, band: Tensor | None) -> tuple[Tensor | None, ...]:
-    _, extent, tails, _, keys, q_segment, k_segment, seed = inputs
-    return band, extent, tails, keys, q_segment, k_segment, seed
-
-
-def _strides(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
-    return (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-
-
-def _input_strides(inputs: Inputs, band: Tensor | None) -> tuple[int, ...]:
-    tails, keys, q_segment = inputs.tails, inputs.keys, inputs.q_segment
-    return (
-        *((0, 0, 0) if band is None else shared(band, 0, 1, 2)),
-        *((0, 0, 0, 0) if tails is None else shared(tails, 0, 1, 2, 3)),
-        *((0,) if keys is None else shared(keys, 0)),
-        *((0,) if q_segment is None else shared(q_segment, 0)),
-        *((0,) if inputs.k_segment is None else shared(inputs.k_segment, 0)),
-    )
-
-
-def _far_parts(far: Far | None) -> tuple[Tensor | None, ...]:
-    return (None,) * 4 if far is None else far[1:]
-
-
-def _sizes(
-    q: Tensor,
-    k: Tensor,
-    inputs: Inputs,
-    numbers: Numbers,
-    far: Far | None,
-    band: Tensor | None,
-) -> tuple[int | float, ...]:
-    h = q.shape[1]
-    reach = 0 if inputs.band is None else inputs.band.shape[-1] // 2
-    value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    return (
-        h,
-        q.shape[2],
-        k.shape[2],
-        numbers.q_start,
-        reach,
-        0 if band is None else band.shape[-1] // 2,
-        value_reach,
-        numbers.before,
-        numbers.after,
-        0 if far is None else far.start,
-        numbers.scale,
-        numbers.dropout,
-    )
-
-
-def _shape(q: Tensor, v: Tensor) -> dict[str, int]:
-    d, d_v = q.shape[-1], v.shape[-1]
-    return {"D": d, "D_V": d_v, "BLOCK_D": _padded(d), "BLOCK_DV": _padded(d_v)}
-
-
-def _flags(inputs: Inputs, numbers: Numbers) -> dict[str, bool]:
-    return {
-        "EXTENT": inputs.extent is not None,
-        "TAILS": inputs.tails is not None,
-        "SLOPES": numbers.slopes,
-        "PER_ROW": inputs.band is not None and _per_row(inputs),
-        "VALUES": inputs.table is not None,
-        "BEFORE": numbers.before >= 0,
-        "AFTER": numbers.after >= 0,
-        "KEYS": inputs.keys is not None,
-        "SEGMENTS": inputs.q_segment is not None,
-        "DROPOUT": numbers.dropout > 0,
-    }

@@ -10,6 +10,7 @@ from whence.kernels.triton_softmax import (
     far_state,
 )
 from whence.kernels.triton_tile import (
+    FINE,
     LOG2E,
     load_part,
     load_rows,
@@ -333,7 +334,7 @@ def query_kernel(
     on_out = on_row[:, None] & (d_v < D_V)[None, :]
     out = tl.load(out_ptr + cells, mask=on_out, other=0.0).to(tl.float32)
     if REST:
-        out += tl.load(rest_ptr + cells, mask=on_out, other=0.0).to(tl.float32)
+        out += tl.load(rest_ptr + cells, mask=on_out, other=0.0).to(tl.float32) / FINE
     delta = tl.sum(out * d_out.to(tl.float32), 1)
     tl.store(delta_ptr + bh * n_q + row, delta, mask=on_row)
     k_ptr += b * stride_k_b + (h // GROUPS) * stride_k_h

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+FINE = tl.constexpr(256.0)  # what rounding took is kept so many times, above float16's subnormals
 
 
 @triton.jit
@@ -241,8 +242,8 @@ def kept(seed, row, col, dropout):
 
 @triton.jit
 def rounded_off(exact, short):
-    """What rounding took, within the range of float16, in which it is kept."""
-    return tl.minimum(tl.maximum(exact - short.to(tl.float32), -60000.0), 60000.0)
+    """What rounding took, FINE times, within the range of float16, in which it is kept."""
+    return tl.minimum(tl.maximum((exact - short.to(tl.float32)) * FINE, -60000.0), 60000.0)
 
 
 @triton.jit

@@ -56,15 +56,23 @@ class T5(PositionMethod):
 
     def _buckets(self) -> Int[Tensor, " lag"]:
         """Of the lags to max_distance; they never change, so they are found once on a device."""
-        device = self.table.device
-        if self._bucket is not None and self._bucket.device == device:
+        if self._bucket is not None and self._bucket.device == self.table.device:
             return self._bucket
+        if torch.compiler.is_compiling():
+            return self._found()
         with torch.inference_mode(mode=False):
-            lag = torch.arange(-self.max_distance, self.max_distance + 1, device=device)
-            bucket = t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
-        if type(bucket) is Tensor and not torch.compiler.is_compiling():
+            bucket = self._found()
+        # What a fake mode, a transform of torch.func or a CUDA graph made ends with it.
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(bucket)
+        captured = bucket.is_cuda and torch.cuda.is_current_stream_capturing()
+        if type(bucket) is Tensor and not wrapped and not captured:
             self._bucket = bucket
         return bucket
+
+    def _found(self) -> Int[Tensor, " lag"]:
+        reach, device = self.max_distance, self.table.device
+        lag = torch.arange(-reach, reach + 1, device=device)
+        return t5_bucket(lag, self.buckets, reach, causal=self.causal)
 
 
 def t5_bucket(
