@@ -4,7 +4,8 @@
 
 `state.tar.gz` is what lm_gpu.py packed, `cost.json` what lm_cost.py wrote: methods were trained
 side by side, so speed and memory in the table are those that lm_cost.py measured of each method
-alone. Nothing is measured here. `python docs/make_tables.py` then fills docs/lm_results.md.
+alone, if it did. With `--light` a second comparison keeps its numbers and no pictures. Nothing is
+measured here. `python docs/make_tables.py` then fills docs/lm_results.md.
 """
 
 import argparse
@@ -62,7 +63,8 @@ def thinned(results: Language) -> Language:
 def _thinned(job: Job) -> Job:
     grams = (None if x is None else _sparse(x) for x in (job.gram_before, job.gram_after))
     before, after = grams
-    stated = tuple(_seen(view) for view in job.stated) if job.positional else ()
+    fixed = 0 if job.positional else 1  # what has no parameters is the same in all layers
+    stated = tuple(_seen(view) for view in job.stated[: fixed or None])
     return replace(job, gram_before=before, gram_after=after, stated=stated)
 
 
@@ -79,7 +81,7 @@ def _seen(view: LagView) -> LagView:
 def with_costs(results: Language, costs: dict[str, Any] | None) -> RankTable:
     """The ranking, with speed and memory of each method alone at the length of training."""
     table = rank_table(results)
-    if costs is None:
+    if costs is None or not costs["alone"]:
         return table
     home = int(results.config["train_length"])
     alone = {r["contender"]: r for r in costs["alone"] if r["n"] == home}
@@ -125,16 +127,21 @@ def sliding_table(results: Language) -> RankTable:
         known = [(x.mean, i) for i, row in enumerate(rows) if (x := row.sliding[column])]
         best |= {(i, 1 + column) for mean, i in known if len(known) > 1 and mean == min(known)[0]}
     head = ("method", *(f"sliding, {n:,}" for n in lengths), "training loss")
+    dropout = ", with dropout" if results.config["dropout"] else ""
     told = (
         "Loss of windows that overlap by half, of which the second half is scored; the training "
-        f"loss is the mean over the last {results.config['log_every']} steps, with dropout."
+        f"loss is the mean over the last {results.config['log_every']} steps{dropout}."
     )
     return RankTable(head, tuple(cells), frozenset(best), told)
 
 
-def write(results: Language, costs: dict[str, Any] | None, out: Path) -> None:
-    """All files."""
+def write(
+    results: Language, costs: dict[str, Any] | None, out: Path, *, light: bool = False
+) -> None:
+    """All files; a light one has no pictures."""
     small = thinned(results)
+    if light:
+        small = replace(small, jobs=tuple(job.lighter() for job in small.jobs))
     small.save(out / RESULTS)
     if costs is not None:
         save(costs, out / "cost.json")
@@ -147,7 +154,7 @@ def write(results: Language, costs: dict[str, Any] | None, out: Path) -> None:
     }
     for name, text in texts.items():
         save_bytes(f"{text}\n".encode(), out / name)
-    for name, draw in FIGURES.items():
+    for name, draw in () if light else FIGURES.items():
         figure = draw(results)
         if figure is not None:
             save_png(figure, out / "figures" / f"{name}.png", dpi=130)
@@ -158,13 +165,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--state", type=Path, help="of lm_gpu.py; else lm.json in --out again")
     parser.add_argument("--cost", type=Path, help="of lm_cost.py; else cost.json in --out again")
     parser.add_argument("--out", type=Path, default=Path("results/lm"))
+    parser.add_argument("--light", action="store_true", help="no pictures")
     options = parser.parse_args(arguments)
     results = (
         Language.load(options.out / RESULTS) if options.state is None else unpacked(options.state)
     )
     cost = options.out / "cost.json" if options.cost is None else options.cost
     costs = json.loads(cost.read_text(encoding="utf-8")) if cost.is_file() else None
-    write(results, costs, options.out)
+    write(results, costs, options.out, light=options.light)
     for path in sorted(options.out.rglob("*.*")):
         print(f"{path}  {path.stat().st_size / 1e3:,.0f} kB")
 

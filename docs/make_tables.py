@@ -16,6 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from whence.analysis.language import SCRATCH, SLIDING, Job, Language, Row, ranked
 from whence.bench import CONTENDERS as BENCHED
 from whence.methods import METHODS
 
@@ -237,8 +240,8 @@ float64, at up to 512 tokens. The stricter check is `benchmarks/gpu_exactness.py
 
 Measured on {gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python},
 commit {commit}; what the GPU's time did not suffice for is from an earlier commit, named beside it.
-Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the host, and
-hosts differ by half; from a CUDA graph it is the GPU's time alone. All numbers, with quantiles:
+Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the host,
+and hosts differ by half; from a CUDA graph it is the GPU's time alone. All numbers, with quantiles:
 [results/gpu](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
 """
 
@@ -392,13 +395,172 @@ def _lm_file(name: str) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else MISSING.format(LM)
 
 
+def lm_half() -> str:
+    """The ranking of the second run, with half the learning rate."""
+    return _lm_file("half_rate/table.md")
+
+
+def lm_seeds() -> str:
+    """Every seed at the length of training, in both runs: what a mean of two hides."""
+    runs = _lm_runs()
+    if runs is None:
+        return MISSING.format(LM)
+    columns = [(run, seed) for run in runs for seed in sorted({job.seed for job in run.jobs})]
+    titles = [f"{_lm_rate(run)}, seed {seed}" for run, seed in columns]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(columns)]
+    for row in ranked(runs[0]):
+        cells = [_lm_home(run, row.method, seed) for run, seed in columns]
+        shown = " | ".join("" if x is None else f"{x:.3f}" for x in cells)
+        lines.append(f"| `{row.method}` | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def lm_far() -> str:
+    """How the loss changes from the length of training to the longest, in both runs."""
+    runs = _lm_runs()
+    if runs is None:
+        return MISSING.format(LM)
+    columns = [(run, how) for run in runs for how in (SCRATCH, SLIDING)]
+    titles = [f"{how}, {_lm_rate(run)}" for run, how in columns]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(columns)]
+    rows = [{row.method: row for row in ranked(run)} for run, _ in columns]
+    changes = {
+        name: [
+            _lm_change(found.get(name), how) for found, (_, how) in zip(rows, columns, strict=True)
+        ]
+        for name in rows[0]
+    }
+    known = {name: x for name, x in changes.items() if x[0] is not None}
+    for name, cells in sorted(known.items(), key=lambda item: item[1][0] or 0.0):
+        shown = " | ".join("" if x is None else f"{x:+.3f}" for x in cells)
+        lines.append(f"| `{name}` | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def lm_moved() -> str:
+    """How far a method's term spans over the nearest lags, before and after training."""
+    runs = _lm_runs()
+    if runs is None:
+        return MISSING.format(LM)
+    lines = ["| | span at the start | span after training | moved by |", "|---|---:|---:|---:|"]
+    first = {job.method: job for job in reversed(runs[0].jobs) if job.stated}
+    for row in ranked(runs[0]):
+        job = first.get(row.method)
+        if job is not None and job.stated[0].quantity == LOGIT:
+            before, after, moved = _lm_spans(job)
+            name = f"`{job.method}`" + ("" if job.positional else " (fixed)")
+            lines.append(f"| {name} | {before:.2f} | {after:.2f} | {moved:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+LOGIT = "the term added to the logit"
+
+
+def _lm_spans(job: Job) -> tuple[float, float, float]:
+    """Largest less smallest, and the mean change up to a constant: over heads and layers."""
+    found = []
+    for view in job.stated:
+        seen = np.isfinite(view.after).any(axis=0)
+        before, after = view.before[:, seen], view.after[:, seen]
+        change = after - before
+        change = change - change.mean(axis=1, keepdims=True)  # no softmax sees a constant
+        found.append([np.ptp(before, 1).mean(), np.ptp(after, 1).mean(), np.abs(change).mean()])
+    before, after, moved = (float(x) for x in np.mean(found, axis=0))
+    return before, after, moved
+
+
+def _lm_runs() -> list[Language] | None:
+    """The comparison, and the one with half the learning rate."""
+    paths = [ROOT / "results" / "lm" / name for name in ("lm.json", "half_rate/lm.json")]
+    return [Language.load(path) for path in paths] if all(p.is_file() for p in paths) else None
+
+
+def _lm_rate(run: Language) -> str:
+    return f"rate {run.config['learning_rate']:g}"
+
+
+def _lm_home(run: Language, method: str, seed: int) -> float | None:
+    jobs = [job for job in run.jobs if (job.method, job.seed) == (method, seed)]
+    found = jobs[0].loss(int(run.config["train_length"])) if jobs else None
+    return None if found is None else found.loss
+
+
+def _lm_change(row: Row | None, how: str) -> float | None:
+    if row is None:
+        return None
+    means = row.scratch if how == SCRATCH else row.sliding
+    near, far = means[0], means[-1]
+    return None if near is None or far is None else far.mean - near.mean
+
+
+def lm_trials() -> str:
+    """The runs before the comparison, by which its setting was chosen."""
+    results = _results("lm/trials.json")
+    if results is None:
+        return MISSING.format("python benchmarks/lm_trials.py")
+    lines = [
+        "| | learning rate | times that for the method | dropout | loss at 512 |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for x in results["trials"]:
+        times = f"{x['position_rate']:g}" if x["method"] != "rope" else ""
+        cells = [f"`{x['method']}`", f"{x['learning_rate']:g}", times, f"{x['dropout']:g}"]
+        lines.append(f"| {' | '.join(cells)} | {x['loss']:.3f} |")
+    place = f"One seed each, {results['config']['steps']} steps; {results['machine']['gpu']}, "
+    return "\n".join([*lines, "", f"{place}commit: {results['machine']['commit']}."]) + "\n"
+
+
+def lm_bigram() -> str:
+    """What counting gives on the same tokens."""
+    results = _results("lm/bigram.json")
+    if results is None:
+        return MISSING.format("python benchmarks/lm_bigram.py")
+    losses = results["losses"]
+    parts, unknown = losses["nine_tenths"], losses["unknown_words_per_1000_characters"]
+    return (
+        "| counted on the training tokens | loss on the tested tokens |\n|---|---:|\n"
+        f"| how frequent a token is | {losses['unigram']:.3f} |\n"
+        f"| pairs of tokens | {losses['bigram']:.3f} |\n\n"
+        f"Pairs counted on nine tenths of the training tokens: {parts['validation']:.3f} on the "
+        f"tested tokens, {parts['the other tenth']:.3f} on the other tenth. `<unk>` stands "
+        f"{unknown['data']:.1f} times in 1,000 characters of the training text and "
+        f"{unknown['valid']:.1f} times in the validation text.\n"
+    )
+
+
+def lm_scale() -> str:
+    """Input methods with token embeddings as they are, and scaled by the root of the width."""
+    results = _results("lm/embedding_scale.json")
+    if results is None:
+        return MISSING.format("python benchmarks/lm_embedding_scale.py")
+    config, rows = results["config"], results["rows"]
+    factors = sorted({row["factor"] for row in rows})
+    lengths = list(rows[0]["losses"])
+    titles = [f"loss at {n}, embeddings x {factor:.3g}" for n in lengths for factor in factors]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+    found = {(row["method"], row["factor"]): row["losses"] for row in rows}
+    for method in config["methods"]:
+        cells = [found[method, factor][n] for n in lengths for factor in factors]
+        shown = [", ".join("-" if x is None else f"{x:.3f}" for x in cell) for cell in cells]
+        lines.append(f"| `{method}` | {' | '.join(shown)} |")
+    place = (
+        f"{config['n_layers']} layers, width {config['d_model']}, {config['steps']} steps of "
+        f"{config['batch']} sequences of {config['train_length']}, learning rate "
+        f"{config['learning_rate']:g}, {config['vocab_size']:,} tokens; each seed's loss. "
+        f"{results['machine']['cpu']}, torch {results['machine']['torch']}, commit "
+        f"{results['machine']['commit']}."
+    )
+    return "\n".join([*lines, "", place]) + "\n"
+
+
 def lm_setting() -> str:
     """What was trained on what, and where."""
     results = _results("lm/lm.json")
     if results is None:
         return MISSING.format(LM)
     config, data, machine = results["config"], results["data"], results["machine"]
-    seeds = len({job["seed"] for job in results["jobs"]})
+    counts = [sum(x["method"] == m for x in results["jobs"]) for m in config["methods"]]
+    seeds = " or ".join(str(n) for n in sorted(set(counts)))
     together = max(job["side_by_side"] for job in results["jobs"])
     epochs = config["steps"] * config["batch"] * config["train_length"] / int(data["train_tokens"])
     tokens = {x["tokens"] for job in results["jobs"] for x in job["losses"] if x["tokens"]}
@@ -412,14 +574,34 @@ def lm_setting() -> str:
         f"- Training: {config['steps']:,} steps of {config['batch']} sequences of "
         f"{config['train_length']:,} tokens, {epochs:.1f} times through the text; AdamW, learning "
         f"rate {config['learning_rate']:g} after {config['warmup']} steps of warm-up "
-        f"({config['position_rate']:g} times that for TISA, TISAv2, T5, KERPLE and FIRE), a "
-        f"cosine, weight decay {config['weight_decay']:g}, bfloat16; {seeds} seeds; {together} "
-        "runs side by side.",
+        f"({_lm_times(config['position_rate'])} for TISA, TISAv2, T5 and KERPLE), a cosine, "
+        f"weight decay {config['weight_decay']:g}, bfloat16; {seeds} seeds; {together} runs side "
+        "by side.",
         f"- Machine: {machine.get('gpu') or machine['cpu']}, torch {machine['torch']}, Triton "
         f"{machine.get('triton')}, Python {machine['python']}, commit {machine['commit']}.",
+        *_lm_second(config),
         "- All numbers and curves: [results/lm/lm.json](../results/lm/lm.json).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _lm_times(rate: float) -> str:
+    return "the same" if rate == 1 else f"{rate:g} times that"
+
+
+def _lm_second(config: dict[str, Any]) -> list[str]:
+    """In what the second run differs from the first."""
+    second = _results("lm/half_rate/lm.json")
+    if second is None:
+        return []
+    told = ("seeds", "methods", "data", "valid", "tokenizer")
+    other = {k: v for k, v in second["config"].items() if k not in told and v != config[k]}
+    words = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in other.items())
+    together = max(job["side_by_side"] for job in second["jobs"])
+    return [
+        f"- Second run: {words}, all else the same; {together} runs side by side; commit "
+        f"{second['machine']['commit']}; [half_rate/lm.json](../results/lm/half_rate/lm.json)."
+    ]
 
 
 def _lm_parameters(results: dict[str, Any]) -> str:
@@ -451,7 +633,7 @@ def lm_bars() -> str:
         return MISSING.format("python benchmarks/lm_cost.py")
     speed = {(r["contender"], r["n"]): r for r in costs["turns"]}
     lines = [
-        "| n | | tokens/s | ms a step | slower than NoPE on FlashAttention | promised | |",
+        "| n | | tokens/s | ms a step | tokens/s lost to NoPE on FlashAttention-2 | promised | |",
         "|---:|---|---:|---:|---:|---|---|",
     ]
     cost = {(bar["what"], bar["n"]): bar for bar in costs["bars"]}
@@ -471,12 +653,26 @@ def lm_bars() -> str:
     return "\n".join([*lines, "", place]) + "\n"
 
 
+ALONE = """\
+Each by itself, with the most memory that training took. "Host" is a step of a single sequence of
+512 tokens, in which the GPU has next to nothing to do: what Python and PyTorch need to launch it.
+Where fewer tokens a step are given, more did not fit into memory."""
+ALONE_LATE = """\
+The speed and memory of every method alone, the time of the host and the article's algorithm were
+not reached before the time on the GPU was spent.
+"""
+
+
 def lm_alone() -> str:
     """Every method by itself: speed, memory, and what the host needs."""
     costs = _results("lm/cost.json")
     if costs is None:
         return MISSING.format("python benchmarks/lm_cost.py")
+    if not costs["alone"]:
+        return ALONE_LATE
     lines = [
+        ALONE,
+        "",
         "| n | | tokens a step | tokens/s | ms a step | memory | host, ms a step |",
         "|---:|---|---:|---:|---:|---:|---:|",
     ]
@@ -569,6 +765,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "distilled_long": distilled_long,
     "lm_losses": lm_losses,
     "lm_sliding": lm_sliding,
+    "lm_half": lm_half,
+    "lm_seeds": lm_seeds,
+    "lm_far": lm_far,
+    "lm_moved": lm_moved,
+    "lm_trials": lm_trials,
+    "lm_bigram": lm_bigram,
+    "lm_scale": lm_scale,
     "lm_setting": lm_setting,
     "lm_figures": lm_figures,
     "lm_bars": lm_bars,

@@ -2,15 +2,19 @@
 
 import importlib.util
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import lm_bigram
 import lm_cost
 import lm_gpu
 import lm_results
+import lm_trials
 from lm_settings import text_file
 from lm_work import work
 from lm_workers import share_out
@@ -139,11 +143,54 @@ def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
+    lm_results.main(["--state", str(state), "--light", "--out", str(out / "half_rate")])
+    assert not (out / "half_rate" / "figures").exists()
+    assert all(not x.attention for x in Language.load(out / "half_rate" / "lm.json").jobs)
+    stored = Path(__file__).parent.parent / "results" / "lm"
+    for name in ("trials.json", "bigram.json", "embedding_scale.json"):  # of scripts of their own
+        shutil.copy(stored / name, out)
     made = {name: make() for name, make in tables.TABLES.items() if name.startswith("lm_")}
     assert not [name for name, text in made.items() if "Not measured" in text]
     assert made["lm_losses"] == table
     assert "at most 3%" in made["lm_bars"]
     assert "commit abc" in made["lm_setting"]
+    (row,) = (x for x in made["lm_seeds"].splitlines() if x.startswith("| `learned`"))
+    loss = Language.load(out / "lm.json").jobs[1].loss(32)
+    assert loss is not None
+    assert row == f"| `learned` | {loss.loss:.3f} | {loss.loss:.3f} |"
+    assert "`learned`" not in made["lm_far"]  # it has no loss beyond its table
+
+
+def test_a_comparison_whose_costs_were_not_reached_shows_none(
+    state: Path, costs: dict[str, Any]
+) -> None:
+    results = lm_results.unpacked(state)
+    without = lm_results.with_costs(results, costs | {"alone": []})
+    assert without == lm_results.with_costs(results, None)
+
+
+def test_trials_are_read_from_their_logs_in_order() -> None:
+    line = "  99 s  1/1 {}.0: train 4.8{}, 4.5{}; 119k tokens/s, 7.4 GB (104 s)\n"
+    log = "".join(
+        line.format(method, place, place) for place, (method, *_) in enumerate(lm_trials.TRIALS)
+    )
+    found = lm_trials.trials("   0 s  0 of 1 jobs are done; 1 at once\n" + log)
+    assert [x["loss"] for x in found] == [4.50, 4.51, 4.52, 4.53, 4.54, 4.55]
+    assert (found[4]["position_rate"], found[4]["train_loss"]) == (30.0, 4.84)
+    with pytest.raises(SystemExit, match="not of the six trials"):
+        lm_trials.trials(log.replace("tisa", "t5"))
+
+
+def test_pairs_are_counted_as_the_formula_says() -> None:
+    tokens = np.asarray([0, 1, 0, 1, 0, 2, 1])
+    model = lm_bigram.Bigrams(tokens, 4)
+    single = (np.asarray([3, 3, 1, 0]) + 0.1) / 7.4
+    # after 0 came 1 twice and 2 once; 3 was never seen, so nothing is known of what follows it
+    after_zero = [(2 - 0.75 + 0.75 * 2 * single[1]) / 3, 0.75 * 2 * single[3] / 3]
+    for pair, p in (((0, 1), after_zero[0]), ((0, 3), after_zero[1]), ((3, 2), single[2])):
+        assert model.loss(np.asarray(pair)) == pytest.approx(-np.log(p))
+    p = [np.exp(-model.loss(np.asarray([0, w]))) for w in range(4)]
+    assert sum(p) == pytest.approx(1)
 
 
 def test_the_cost_of_position_is_measured_alone_and_in_turns(costs: dict[str, Any]) -> None:

@@ -96,7 +96,12 @@ def test_a_table_of_unequal_numbers_of_seeds_says_so() -> None:
     a, b = (job("a", seed, {16: 2.0, 32: 2.0}) for seed in (0, 1))
     c = job("c", 0, {16: 2.0, 32: 2.0})
     assert "standard deviation over 2 seeds" in formatted(results(a, b), "markdown")
-    assert "standard deviation over 1 to 2 seeds" in formatted(results(a, b, c), "markdown")
+    uneven = formatted(results(a, b, c), "markdown")
+    assert "standard deviation over 1 to 2 seeds" in uneven
+    assert "| loss at 32 | seeds |" in uneven
+    assert "| `a` | **2.000 ± 0.000** | **2.000 ± 0.000** | 2 |" in uneven
+    assert "| `c` | **2.000** | **2.000** | 1 |" in uneven
+    assert "| seeds |" not in formatted(results(a, b), "markdown")
 
 
 def test_a_task_shows_the_share_that_is_right() -> None:

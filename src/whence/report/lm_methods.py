@@ -51,7 +51,9 @@ def draw_lengths(results: Language) -> Figure:
             axes.fill_between(x, y - spread, y + spread, color=BLUE, alpha=0.25, linewidth=0)
         _curve(axes, other, ORANGE, "--", None)
         title(axes, row.method)
-        axes.text(0.04, 0.04, _told(curve), transform=axes.transAxes, fontsize=7, color=BLUE)
+        axes.text(
+            0.97, 0.04, _told(curve), transform=axes.transAxes, fontsize=7, color=BLUE, ha="right"
+        )
         _length_axis(axes, results.lengths, home)
     if grid:
         grid[0].set_ylim(low - 0.2 * (top - low), top)
@@ -94,8 +96,15 @@ def draw_learned_curves(results: Language) -> Figure | None:
     )
     if not jobs:
         return None
+    shown = {job.method: _spread_out(job.stated, LAYERS_SHOWN) for job in jobs}
+    several = [name for name, views in shown.items() if len(views) > 1]  # a row each
+    single = [name for name in shown if name not in several]  # share rows
+    blank = {name: LAYERS_SHOWN - len(shown[name]) for name in several}
+    places: list[tuple[str, LagView | None]] = []
+    for name in (*several, *single):
+        places += [(name, view) for view in shown[name]] + [(name, None)] * blank.get(name, 0)
     figure, grid = panels(
-        len(jobs) * LAYERS_SHOWN,
+        len(places),
         columns=LAYERS_SHOWN,
         size=(2.4, 1.35),
         share=False,
@@ -103,15 +112,13 @@ def draw_learned_curves(results: Language) -> Figure | None:
         detail="A line a head, grey before training. Lag = key − query. Where content has a say: "  # noqa: RUF001
         "the mean over random content. From the first layer (left) to the last; first seed.",
     )
-    for place, axes in enumerate(grid):
-        job, column = jobs[place // LAYERS_SHOWN], place % LAYERS_SHOWN
-        views = _spread_out(job.stated, LAYERS_SHOWN)
-        if column >= len(views):
+    for axes, (name, view) in zip(grid, places, strict=True):
+        if view is None:
             axes.axis("off")
             continue
-        _heads(axes, views[column])
-        layer = f"layer {views[column].layer}" if len(job.stated) > 1 else "all layers"
-        title(axes, job.method if column == 0 else "", layer)
+        _heads(axes, view)
+        layer = f"layer {view.layer}" if name in several else "all layers"
+        title(axes, name if view is shown[name][0] else "", layer)
         plain(axes)
     return figure
 

@@ -35,19 +35,23 @@ def rank_table(results: Language) -> RankTable:
     head = ["method", *(f"loss at {n:,}" for n in lengths)]
     head += [f"right at {n:,}" for n in lengths] if task else []
     speed = results.side_by_side == 1 or any(row.tokens_a_second is not None for row in rows)
+    counts = {name: sum(job.method == name for job in results.jobs) for name in results.methods}
+    uneven = len(set(counts.values())) > 1
+    head += ["seeds"] if uneven else []
     head += ["tokens/s"] if speed else []
     head += ["peak memory", "own parameters"]
-    cells = tuple(_cells(row, task, speed) for row in rows)
+    cells = tuple(_cells(row, task, speed, counts[row.method] if uneven else None) for row in rows)
     return RankTable(tuple(head), cells, frozenset(best), caption(results))
 
 
-def _cells(row: Row, task: bool, with_speed: bool) -> tuple[str, ...]:
+def _cells(row: Row, task: bool, with_speed: bool, n_seeds: int | None) -> tuple[str, ...]:
     share = [NONE if x is None else f"{x.mean:.1%}" for x in row.accuracy] if task else []
     known = NONE if row.tokens_a_second is None else f"{row.tokens_a_second:,.0f}"
+    seeds = [] if n_seeds is None else [str(n_seeds)]
     speed = [known] if with_speed else []
     memory = NONE if row.peak_bytes is None else f"{row.peak_bytes / 1e6:,.0f} MB"
     losses = [loss_text(x) for x in row.scratch]
-    return (row.method, *losses, *share, *speed, memory, f"{row.positional:,}")
+    return (row.method, *losses, *share, *seeds, *speed, memory, f"{row.positional:,}")
 
 
 def loss_text(found: Mean | None) -> str:
