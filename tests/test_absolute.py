@@ -169,3 +169,14 @@ class Wrap(nn.Module):
 
     def forward(self, pos):
         return self.method.input_term(pos)
+
+
+def test_amplitude_multiplies_the_sinusoids_and_must_be_above_zero() -> None:
+    pos = torch.arange(7)
+    plain, small = (
+        build(spec, n_heads=2, d_head=4, d_model=8)
+        for spec in ("sinusoidal", "sinusoidal:amplitude=0.02")
+    )
+    assert_close(small.input_term(pos), 0.02 * plain.input_term(pos))
+    with pytest.raises(ValueError, match=r"amplitude must be above 0, got 0\.0"):
+        build("sinusoidal:amplitude=0.0", n_heads=2, d_head=4, d_model=8)

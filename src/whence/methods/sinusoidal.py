@@ -16,6 +16,10 @@ class Sinusoidal(Frequencies):
     "halves" puts all sines before all cosines (Marian). With `endpoint` the slowest frequency is
     1/base itself, base^(-i / (d/2 - 1)): tensor2tensor and fairseq have that, with "halves", and
     not the paper's. An odd d leaves out the last cosine.
+
+    All of it times `amplitude`. The paper's 1 goes with embeddings scaled by sqrt(d_model); beside
+    embeddings that begin small and are not scaled, as GPT-2's and those of whence.models, it hides
+    the words: there about their own size, 0.02, is right.
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -27,8 +31,10 @@ class Sinusoidal(Frequencies):
         base: float = 10000.0,
         layout: Literal["interleaved", "halves"] = "interleaved",
         endpoint: bool = False,
+        amplitude: float = 1.0,
     ) -> None:
         at_least(1, d_model=d_model)
+        require(amplitude > 0, f"amplitude must be above 0, got {amplitude}.")
         one_of("layout", layout, ("interleaved", "halves"))
         frequencies = geometric(d_model, base)
         if endpoint:
@@ -41,6 +47,7 @@ class Sinusoidal(Frequencies):
             frequencies = [base ** (-i / (pairs - 1)) for i in range(pairs)]
         super().__init__(frequencies)
         self.d_model, self.base, self.layout, self.endpoint = d_model, base, layout, endpoint
+        self.amplitude = amplitude
         # The frequencies stay in float32 or better: something else must follow the module's dtype.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
@@ -53,4 +60,4 @@ class Sinusoidal(Frequencies):
             rows = torch.stack([sin, cos], dim=-1).flatten(-2)[..., : self.d_model]
         else:
             rows = torch.cat([sin, cos], dim=-1)[..., : self.d_model]
-        return rows.to(self.like.dtype)
+        return (self.amplitude * rows).to(self.like.dtype)
