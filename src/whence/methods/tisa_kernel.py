@@ -105,12 +105,15 @@ class TisaCurve(torch.autograd.Function):
         ctx.reach = reach
         ctx.dtypes = (amplitude.dtype, sharpness.dtype, offset.dtype)
         ctx.mark_non_differentiable(extent)
+        ctx.set_materialize_grads(False)  # else zeros are filled in for the extent
         return band, extent
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_band: Tensor, d_extent: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_band: Tensor | None, d_extent: None) -> tuple[Tensor | None, ...]:
         """One launch."""
+        if d_band is None:
+            return (None,) * 5
         *parts, extent = ctx.saved_tensors
         h, kernels = parts[0].shape
         found = tuple(torch.empty_like(part) for part in parts)
