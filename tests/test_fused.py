@@ -34,7 +34,7 @@ def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor
     h, n_k = kv_heads * groups, pick([1, 5, 17, 33, 48])
     n_q, d = pick([1, n_k, max(1, n_k - 3), 7]), pick([4, 16, 24])
     d_v = pick([d, 16])
-    q = leaf(b, n_q, h, d).transpose(1, 2)
+    q = leaf(b, n_q, h, d).transpose(1, 2) if pick([True, False]) else leaf(b, h, n_q, d)
     k, v = leaf(b, kv_heads, n_k, d), leaf(b, kv_heads, n_k, d_v)
     axes = (pick([1, b]), pick([1, h]), pick([1, 1, n_q]))
 
@@ -166,6 +166,22 @@ def test_what_it_cannot_run_is_refused_before_launch() -> None:
     assert "no atomics; the band's gradient by block-diagonals" in text
 
 
+def test_output_and_gradients_lie_in_memory_as_the_queries_do() -> None:
+    band = torch.randn(1, 2, 1, 9, requires_grad=True)
+    for by_token in (False, True):
+        q, k, v = laid(by_token)
+        out = attend(q, k, v, bias=LagBias(band, Line(), Line()), backend="fused")
+        for x in (out, *torch.autograd.grad(out.sum(), [q, k, v])):
+            assert (x.transpose(1, 2) if by_token else x).is_contiguous()
+
+
+def laid(by_token: bool) -> list[Tensor]:
+    """q, k and v, one head's rows after the other's or those of all heads beside each other."""
+    shape = (1, 20, 2, 16) if by_token else (1, 2, 20, 16)
+    tensors = [torch.randn(shape) for _ in range(3)]
+    return [(x.transpose(1, 2) if by_token else x).requires_grad_() for x in tensors]
+
+
 def test_the_compiler_sees_one_operator() -> None:
     band = torch.randn(1, 2, 1, 9, requires_grad=True)
     table = torch.randn(1, 5, 16, requires_grad=True)
@@ -174,13 +190,14 @@ def test_the_compiler_sees_one_operator() -> None:
         bias = LagBias(band, Line(), Line())
         return attend(q, k, v, bias=bias, values=LagValues(table), backend="fused") * 2
 
-    q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
-    results = []
-    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
-        out = function(q, k, v)
-        results.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, band, table])])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
+    for by_token in (False, True):
+        q, k, v = laid(by_token)
+        results = []
+        for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            out = function(q, k, v)
+            results.append([out, *torch.autograd.grad(out.square().sum(), [q, k, v, band, table])])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, check_stride=True)
 
 
 def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

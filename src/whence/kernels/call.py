@@ -32,9 +32,9 @@ class AttentionCall:
 
     def caveat(self) -> str:
         """What "linear memory" leaves out: a band for each query that is as long as the keys."""
-        if self.lag is None or self.lag.band.shape[2] == 1:
+        if self.lag is None or self.lag.shape[2] == 1:
             return ""
-        width = self.lag.band.shape[-1]
+        width = self.lag.shape[-1]
         return f"; the bias is {width} lags for each query" if width > self.sight.n_k else ""
 
     def with_kv_heads_expanded(self) -> "AttentionCall":
@@ -113,7 +113,7 @@ def as_call(
 
 def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:
     if terms.lag is not None:
-        shape = tuple(terms.lag.band.shape)
+        shape = terms.lag.shape
         fits = shape[0] in (1, b) and shape[1] in (1, h) and shape[2] in (1, n_q)
         require(
             fits,

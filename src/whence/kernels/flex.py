@@ -76,18 +76,12 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
 def _needs_gradients(call: AttentionCall) -> bool:
     tensors = [call.q, call.k, call.v]
     if call.lag is not None:
-        lines = [line for line in (call.lag.left, call.lag.right) if line is not None]
-        parts = [call.lag.band, *(x for line in lines for x in (line.const, line.slope))]
-        tensors += [x for x in parts if x is not None]
+        tensors += call.lag.tensors()
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _sloped_rows(lag: LagBias | None) -> bool:
-    if lag is None or lag.left is None or lag.right is None:
-        return False
-    lines = [x for line in (lag.left, lag.right) for x in (line.const, line.slope)]
-    sloped = lag.left.slope is not None or lag.right.slope is not None
-    return sloped and any(x is not None and x.shape[2] > 1 for x in (lag.band, *lines))
+    return lag is not None and lag.sloped and any(x.shape[2] > 1 for x in lag.tensors())
 
 
 def _looked_up(lag: LagBias, longest: int) -> Float[Tensor, "b h q lag"]:

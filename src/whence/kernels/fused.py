@@ -11,7 +11,7 @@ from whence.kernels.call import AttentionCall
 from whence.kernels.clipped import ClippedBand
 from whence.kernels.plain import HALF, fastest
 from whence.kernels.strategy import far_start
-from whence.lag import LagBias
+from whence.lag import LagBias, QueryBias
 
 MOST_HEADS = 65_535  # of a grid's second axis
 # Read once: a compiler that traces `refuse` can follow a constant, not a look at the system.
@@ -33,7 +33,7 @@ def refuse(call: AttentionCall) -> str | None:
         return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
     if call.sight.mask is not None and call.sight.mask.pairs is not None:
         return "takes padding and packed masks, not a mask of every pair. Take backend='sdpa'."
-    if call.lag is not None and call.lag.band.dtype == torch.float64:
+    if call.lag is not None and call.lag.dtype == torch.float64:
         return "keeps a bias in float32, got float64. Take backend='sdpa'."
     if min(call.sight.n_q, call.sight.n_k, call.q.shape[0]) == 0:
         return "needs at least one sequence, query and key. Take backend='sdpa'."
@@ -50,15 +50,15 @@ def note(call: AttentionCall) -> str:
         plain = fastest(call.q, call.v)
         assert plain is not None
         return f"split: {plain.name} for |lag| >= {far}, our kernel for the rest; linear memory"
-    shared = call.lag is not None and call.lag.band.shape[2] == 1
+    shared = call.lag is not None and call.lag.shape[2] == 1
     bands = "; the band's gradient by block-diagonals" if shared else ""
     return f"one pass ({far}), linear memory, no atomics{bands}" + call.caveat()
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """The operator, with the call's parts as it wants them."""
-    from whence.kernels.fused_op import lag_attention
-    from whence.kernels.triton_inputs import Inputs, Numbers
+    from whence.kernels.fused_op import NO_PRODUCT, Product, lag_attention
+    from whence.kernels.triton_inputs import Inputs, Numbers, shared_out
 
     sight, mask = call.sight, call.sight.mask
     longest = sight.n_q + sight.n_k + abs(sight.q_start)  # more would not fit the kernels' integers
@@ -70,28 +70,39 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
         if mask.segments is not None:
             q_segment, k_segment = (x.to(torch.int32).contiguous() for x in mask.segments)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
-    band, extent, tails, slopes = _lag_parts(call.lag, q.shape[1], q.device)
+    far = far_start(call)
+    far = 0 if isinstance(far, str) else far
+    slopes, dropout = call.lag is not None and call.lag.sloped, float(call.dropout)
+    numbers = Numbers(float(call.scale), sight.q_start, before, after, dropout, slopes, far)
+    lag, product = call.lag, NO_PRODUCT
+    if isinstance(lag, QueryBias) and _by_row(lag, q) and not shared_out(q, k, numbers):
+        query = None
+        if lag.query is not call.q:
+            query = lag.query if lag.query.stride(-1) == 1 else lag.query.contiguous()
+        product, lag = Product(lag.scale, query, lag.table.float().contiguous()), None
+    band, extent, tails = _lag_parts(lag, q.shape[1], q.device)
     seed = None
     if call.dropout:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
     table = None if call.values is None else call.values.table.float()
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    far = far_start(call)
-    far = 0 if isinstance(far, str) else far
-    dropout = float(call.dropout)
-    numbers = Numbers(float(call.scale), sight.q_start, before, after, dropout, slopes, far)
-    return lag_attention(q, k, v, inputs, numbers)
+    return lag_attention(q, k, v, inputs, numbers, product)
+
+
+def _by_row(lag: LagBias, q: Tensor) -> bool:
+    """Whether every row of q has a band of its own; one row's would be laid out as a head's."""
+    return not torch.compiler.is_compiling() and lag.shape[:3] == q.shape[:3] and q.shape[2] > 1
 
 
 def _lag_parts(
     lag: LagBias | None, n_heads: int, device: torch.device
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, bool]:
-    """band, extent, tails [4, b|1, h|1, q|1] and whether any tail slopes."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """band, extent and tails [4, b|1, h|1, q|1]."""
     if lag is None:
-        return None, None, None, False
+        return None, None, None
     if lag.ends and not torch.compiler.is_compiling():
         band, tails = ClippedBand.apply(lag.band)  # type: ignore[no-untyped-call]
-        return band if band.stride(-1) == 1 else band.contiguous(), None, tails, False
+        return band if band.stride(-1) == 1 else band.contiguous(), None, tails
     band = lag.band.float()
     band = band if band.stride(-1) == 1 else band.contiguous()
     lines = [x for tail in (lag.left, lag.right) if tail for x in (tail.const, tail.slope)]
@@ -99,10 +110,9 @@ def _lag_parts(
         extent = lag.extent
         if extent is not None:
             extent = extent.expand(n_heads).to(torch.int32).contiguous()
-        return band, extent, None, False
+        return band, extent, None
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
     tails = torch.stack([(zero if x is None else x.float()).expand(shape) for x in lines])
-    slopes = any(tail.slope is not None for tail in (lag.left, lag.right) if tail)
     # With tails the extent would send part of the band's gradient to them: look all of it up.
-    return band, None, tails, slopes
+    return band, None, tails

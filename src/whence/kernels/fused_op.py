@@ -7,16 +7,42 @@ from torch import Tensor
 
 from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_inputs import Far, Inputs, Numbers, laid_out_shape, shared_out
+from whence.kernels.triton_inputs import Far, Inputs, Numbers, laid_out_shape, shared_out, tokens_of
 from whence.kernels.triton_launch import backward, forward
+from whence.kernels.triton_query_band import band_gradients, query_band, value_table_gradient
+from whence.kernels.triton_rows import empty_rows
 
 
-def lag_attention(q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers) -> Tensor:
-    """Attention by the Triton kernels; to a compiler it is the operator whence::lag_attention."""
+class Product(NamedTuple):
+    """A band still to be made, scale * query @ table^T, whose end columns are its tails."""
+
+    scale: float
+    query: Tensor | None  # [b, h, q, d]; None: it is the very q of the attention
+    table: Tensor | None  # float32 [h|1, lag, d], packed; None: the call has no such band
+
+
+NO_PRODUCT = Product(1.0, None, None)
+
+
+def lag_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inputs: Inputs,
+    numbers: Numbers,
+    product: Product = NO_PRODUCT,
+) -> Tensor:
+    """Attention by the Triton kernels; to a compiler it is the operator whence::lag_attention.
+
+    A product, which compilers are not given, stands in the place of the inputs' band and tails.
+    """
     if torch.compiler.is_compiling():
         out: Tensor = lag_attention_op(q, k, v, *inputs, *numbers)[0]
     else:
-        out = LagAttention.apply(numbers, q, k, v, *inputs)  # type: ignore[no-untyped-call]
+        scale, *factors = product
+        out = LagAttention.apply(  # type: ignore[no-untyped-call]
+            numbers, scale, q, k, v, *factors, *inputs
+        )
     return out
 
 
@@ -35,14 +61,21 @@ class Kept(NamedTuple):
 
 
 def attended(
-    q: Tensor, k: Tensor, v: Tensor, inputs: Inputs, numbers: Numbers, *, tails_too: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    inputs: Inputs,
+    numbers: Numbers,
+    *,
+    tails_too: bool,
+    band: Tensor | None = None,
 ) -> Kept:
-    """The output and what its gradient needs."""
+    """The output and what its gradient needs; `band` if it is already as the kernels read it."""
     far, near = None, numbers
     if numbers.far:
         far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
     out, rest, lse, mass, band = fitting(
-        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far)
+        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far, band)
     )
     # Only the gradient of a tail asks again what the far keys gave.
     parts = far[1:] if far is not None and tails_too else (None,) * 4
@@ -66,7 +99,7 @@ def gradients(
     d_table = None
     if inputs.table is not None:
         assert kept.mass is not None
-        d_table = _tall_product(kept.mass, d_out).sum_to_size(inputs.table.shape)
+        d_table = value_table_gradient(kept.mass, d_out, inputs.table)
     far, elsewhere, near = None, None, numbers
     if numbers.far:
         near = near_numbers(numbers)
@@ -109,20 +142,34 @@ class LagAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, numbers: Numbers, q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor | None
+        ctx: Any,
+        numbers: Numbers,
+        scale: float,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query: Tensor | None,
+        factor: Tensor | None,
+        *inputs: Tensor | None,
     ) -> Tensor:
-        """Run the kernel; keep what backward needs."""
-        tails_too = ctx.needs_input_grad[6]
-        kept = attended(q, k, v, Inputs(*inputs), numbers, tails_too=tails_too)
-        ctx.save_for_backward(q, k, v, *kept, *inputs)
-        ctx.numbers = numbers
+        """Run the kernel; keep what backward needs. scale, query, factor: see Product."""
+        given, band = Inputs(*inputs), None
+        ctx.band_too, ctx.tails_too = ctx.needs_input_grad[7], ctx.needs_input_grad[9]
+        if factor is not None:
+            band, tails = query_band(q if query is None else query, factor, scale)
+            given = given._replace(band=band[..., 1:-1], tails=tails)
+            ctx.query_too = ctx.needs_input_grad[2 if query is None else 5]
+            ctx.band_too = ctx.tails_too = ctx.query_too or ctx.needs_input_grad[6]
+        kept = attended(q, k, v, given, numbers, tails_too=ctx.tails_too, band=band)
+        ctx.save_for_backward(q, k, v, query, factor, *kept, *given)
+        ctx.numbers, ctx.scale = numbers, scale
         return kept.out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
-        q, k, v, *tensors = ctx.saved_tensors
+        q, k, v, query, factor, *tensors = ctx.saved_tensors
         d_q, d_k, d_v, d_band, d_tails, d_table = gradients(
             d_out,
             q,
@@ -131,10 +178,25 @@ class LagAttention(torch.autograd.Function):
             Kept(*tensors[:9]),
             Inputs(*tensors[9:]),
             ctx.numbers,
-            band_too=ctx.needs_input_grad[4],
-            tails_too=ctx.needs_input_grad[6],
+            band_too=ctx.band_too,
+            tails_too=ctx.tails_too,
         )
-        return (None, d_q, d_k, d_v, d_band, None, d_tails, d_table, None, None, None, None)
+        d_query, d_factor = None, None
+        if factor is not None and d_band is not None:
+            d_query, d_factor = band_gradients(
+                d_band,
+                d_tails,
+                q if query is None else query,
+                factor,
+                ctx.scale,
+                into=d_q if query is None else None,
+                query_too=ctx.query_too,
+                table_too=ctx.needs_input_grad[6],
+            )
+            d_query = None if query is None else d_query
+            d_band, d_tails = None, None
+        of_inputs = (d_band, None, d_tails, d_table, None, None, None, None)
+        return (None, None, d_q, d_k, d_v, d_query, d_factor, *of_inputs)
 
 
 @torch.library.custom_op("whence::lag_attention", mutates_args=())
@@ -187,22 +249,23 @@ def _(
     far: int,
 ) -> list[Tensor]:
     b, h, n_q, _ = q.shape
-    out = q.new_empty(b, h, n_q, v.shape[-1])
+    numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
+    tokens = tokens_of(q, k, numbers)
+    out = empty_rows((b, h, n_q, v.shape[-1]), q, tokens)
     lse = q.new_empty(b, h, n_q, dtype=torch.float32)
     rounded = q.dtype != torch.float32 and (band is not None or table is not None)
-    rest = out.new_empty(out.shape, dtype=torch.float16) if rounded else _empty(None, lse)
+    rest = torch.empty_like(out, dtype=torch.float16) if rounded else _empty(None, lse)
     mass = lse.new_empty((0,) if table is None else (b, h, n_q, table.shape[1]))
     sides = [0, 0]
     if far and tails is not None:
         sides = [n_q - far, 0 if after == 0 else n_q - far]
     parts = [
-        out.new_empty(b, h, m, v.shape[-1]) if i % 2 == 0 else lse.new_empty(b, h, m)
+        empty_rows((b, h, m, v.shape[-1]), q, tokens) if i % 2 == 0 else lse.new_empty(b, h, m)
         for m in sides
         for i in range(2)
     ]
     parts = [x if x.numel() else _empty(None, lse) for x in parts]
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    numbers = Numbers(scale, q_start, before, after, dropout, slopes, far)
     edges = None if shared_out(q, k, numbers) else laid_out_shape(q, inputs, far)
     return [out, lse, rest, mass, *parts, lse.new_empty((0,) if edges is None else edges)]
 
@@ -269,7 +332,8 @@ def _(
     band_too: bool,
     tails_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_q, d_k, d_v = (x.new_empty(x.shape) for x in (q, k, v))
+    tokens = tokens_of(q, k, Numbers(scale, q_start, before, after, dropout, slopes, far))
+    d_q, d_k, d_v = (empty_rows(x.shape, x, tokens) for x in (q, k, v))
     wanted = (band if band_too else None, tails if tails_too else None, table)
     d_band, d_tails, d_table = (kept[1].new_empty((0,) if x is None else x.shape) for x in wanted)
     return d_q, d_k, d_v, d_band, d_tails, d_table
@@ -299,16 +363,6 @@ def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 lag_attention_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _tall_product(a: Tensor, b: Tensor) -> Tensor:
-    """sum over batch and rows of a^T b, [h, i, j]; in short pieces, for one long sum is slow."""
-    n = a.shape[2]
-    piece = 256 if n % 256 == 0 else n
-    left, right = (x.float().reshape(*x.shape[:2], n // piece, piece, -1) for x in (a, b))
-    with torch.autocast(a.device.type, enabled=False):
-        product: Tensor = left.transpose(-1, -2) @ right
-    return product.sum((0, 2))
 
 
 def _empty(x: Tensor | None, like: Tensor) -> Tensor:

@@ -78,9 +78,7 @@ def _is_small(call: AttentionCall) -> bool:
 
 def _can_split(call: AttentionCall) -> bool:
     """Whether far keys are plain attention that a flash kernel with a log-sum-exp can run here."""
-    flat = call.lag is None or not any(
-        tail and tail.slope is not None for tail in (call.lag.left, call.lag.right)
-    )
+    flat = call.lag is None or not call.lag.sloped
     return (
         flat
         and not _is_small(call)

@@ -10,12 +10,13 @@ A constant tail c only shifts a far part's log-sum-exp. With a value table, whos
 for all far keys of a side, the plain backward gets out - A in place of out.
 """
 
+import torch
 from torch import Tensor
 
 from whence.kernels.beside import Beside
 from whence.kernels.plain import Plain, fastest
 from whence.kernels.triton_inputs import Far, FarGradients, Inputs, Numbers
-from whence.kernels.triton_rows import copied
+from whence.kernels.triton_rows import by_token, copied, empty_rows
 
 LN2 = 0.6931471805599453
 
@@ -31,12 +32,13 @@ def far_attention(q: Tensor, k: Tensor, v: Tensor, numbers: Numbers) -> Far:
     plain, start = _plain(q, v), numbers.far
     m = q.shape[2] - start
     right, right_lse = None, None
+    tokens = by_token(q)
     with Beside(q.device) as beside:
         if numbers.after != 0:
             right, right_lse = plain.forward(*_turned(q, k, v, start), numbers.scale)
-            right, right_lse = right.contiguous(), _flat(right_lse)
+            right, right_lse = _packed(right, tokens), _flat(right_lse)
     left, left_lse = plain.forward(q[:, :, start:], k[:, :, :m], v[:, :, :m], numbers.scale)
-    left, left_lse = left.contiguous(), _flat(left_lse)
+    left, left_lse = _packed(left, tokens), _flat(left_lse)
     beside.join(right, right_lse)
     return Far(start, left, left_lse, right, right_lse)
 
@@ -52,7 +54,7 @@ def far_gradients(
     numbers: Numbers,
 ) -> FarGradients:
     """What the far keys give to the gradients of q, k and v."""
-    plain, start = _plain(q, v), numbers.far
+    plain, start, tokens = _plain(q, v), numbers.far, by_token(q)
     m = q.shape[2] - start
     whole = lse * LN2
     left_lse, right_lse = whole, whole
@@ -64,25 +66,29 @@ def far_gradients(
     right = None
     with Beside(q.device) as beside:
         if numbers.after != 0:
-            right = plain.backward(
-                copied(d_out, 0, m, reverse=True),
+            d_turned, turned = (empty_rows(out[:, :, :m].shape, out, tokens) for _ in range(2))
+            found = plain.backward(
+                copied(d_out, 0, d_turned, reverse=True),
                 *_turned(q, k, v, start),
-                copied(out, 0, m, reverse=True, minus=last),
+                copied(out, 0, turned, reverse=True, minus=last),
                 right_lse[:, :, :m].flip(2),
                 numbers.scale,
             )
-            right = _packed(right)
+            right = _all_packed(found, tokens)
+    d_left_out, left_out = d_out[:, :, start:], out[:, :, start:]
+    if first is not None:  # with the strides that d_out may have: cuDNN copies it where they differ
+        left_out = copied(out, start, torch.empty_like(out)[:, :, start:], minus=first)
     left = plain.backward(
-        d_out[:, :, start:],
+        d_left_out,
         q[:, :, start:],
         k[:, :, :m],
         v[:, :, :m],
-        out[:, :, start:] if first is None else copied(out, start, m, minus=first),
+        left_out,
         left_lse[:, :, start:].contiguous(),
         numbers.scale,
     )
     beside.join(*(right or ()))
-    return FarGradients(_packed(left), right)
+    return FarGradients(_all_packed(left, tokens), right)
 
 
 def _plain(q: Tensor, v: Tensor) -> Plain:
@@ -92,15 +98,22 @@ def _plain(q: Tensor, v: Tensor) -> Plain:
 
 
 def _turned(q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-    m = q.shape[2] - start
-    keys, values = (copied(x, start, m, reverse=True) for x in (k, v))
-    return copied(q, 0, m, reverse=True), keys, values
+    m, tokens = q.shape[2] - start, by_token(q)
+    q_room, k_room, v_room = (empty_rows(x[:, :, :m].shape, x, tokens) for x in (q, k, v))
+    keys, values = copied(k, start, k_room, reverse=True), copied(v, start, v_room, reverse=True)
+    return copied(q, 0, q_room, reverse=True), keys, values
 
 
 def _flat(lse: Tensor) -> Tensor:
     return lse.reshape(lse.shape[:3]).contiguous()
 
 
-def _packed(parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (x.contiguous() for x in parts)
+def _packed(x: Tensor, tokens: bool) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if tokens else x.contiguous()
+
+
+def _all_packed(
+    parts: tuple[Tensor, Tensor, Tensor], tokens: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (_packed(x, tokens) for x in parts)
     return q, k, v

@@ -73,8 +73,7 @@ def band_kernel(
     k_ptr,
     v_ptr,
     d_out_ptr,
-    lse_ptr,
-    delta_ptr,
+    pair_ptr,  # [b, h, q, 2]: lse and delta
     part_ptr,  # [batches of the band, heads, room, 2, BLOCK]
     band_ptr,
     extent_ptr,
@@ -185,8 +184,9 @@ def band_kernel(
                 *(first_col, r[:, None], d_v[None, :], stride_v_n, n_k, D_V, BLOCK_DV, EVEN),
             )
             place = (b * n_heads + h) * n_q
-            lse = tl.load(lse_ptr + place + row, mask=on_row, other=0.0)
-            delta = tl.load(delta_ptr + place + row, mask=on_row, other=0.0)
+            pair = pair_ptr + (place + row) * 2
+            lse = tl.load(pair, mask=on_row, other=0.0)
+            delta = tl.load(pair + 1, mask=on_row, other=0.0)
             keys = keys_ptr
             if KEYS:
                 keys = keys_ptr + b * stride_keys_b

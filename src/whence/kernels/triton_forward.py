@@ -11,6 +11,7 @@ from whence.kernels.triton_tile import (
     LOG2E,
     load_tails,
     near_range,
+    packed_row,
     rounded_off,
     whole_blocks,
 )
@@ -35,26 +36,36 @@ def _with_table(
     BLOCK_DV: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """out + mass @ table. The near tiles left their logits at mass_ptr: they become the masses."""
-    width = 2 * value_reach + 1
+    """out + mass @ table. The near tiles left their logits at mass_ptr: they become the masses.
+
+    The last lag is by itself: a table has an odd number of them, and products take 32 at a time.
+    """
+    last = 2 * value_reach
+    width = last + 1
     d_v = tl.arange(0, BLOCK_DV)
     tl.debug_barrier()  # other threads of this block wrote what is read here
-    for start in tl.range(0, width, 32, num_stages=1):
+    cells = mass_ptr + r * width + last
+    col = first + r + value_reach
+    logits = tl.load(cells, mask=there & (col >= low) & (col < high), other=float("-inf"))
+    mass = tl.exp2(logits - lse) / (1.0 - dropout) + right_mass
+    mass += tl.where(last == 0, left_mass, 0.0)
+    tl.store(cells, mass, mask=there)
+    out += mass[:, None] * tl.load(table_ptr + last * D_V + d_v, mask=d_v < D_V, other=0.0)[None, :]
+    for start in tl.range(0, last, 32, num_stages=1):
         lag = start + tl.arange(0, 32)
-        col = first + r[:, None] + (lag - value_reach)[None, :]
-        cells = mass_ptr + r[:, None] * width + lag[None, :]
-        inside = there[:, None] & (lag < width)[None, :]
-        logits = tl.load(cells, mask=inside & (col >= low) & (col < high), other=float("-inf"))
-        mass = tl.exp2(logits - lse[:, None]) / (1.0 - dropout)
-        mass += tl.where((lag == 0)[None, :], left_mass[:, None], 0.0)
-        mass += tl.where((lag == width - 1)[None, :], right_mass[:, None], 0.0)
-        tl.store(cells, mass, mask=inside)
+        cols = first + r[:, None] + (lag - value_reach)[None, :]
+        places = mass_ptr + r[:, None] * width + lag[None, :]
+        inside = there[:, None] & (lag < last)[None, :]
+        tile = tl.load(places, mask=inside & (cols >= low) & (cols < high), other=float("-inf"))
+        masses = tl.exp2(tile - lse[:, None]) / (1.0 - dropout)
+        masses += tl.where((lag == 0)[None, :], left_mass[:, None], 0.0)
+        tl.store(places, masses, mask=inside)
         table = tl.load(
             table_ptr + lag[:, None] * D_V + d_v[None, :],
-            mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
+            mask=(lag < last)[:, None] & (d_v < D_V)[None, :],
             other=0.0,
         )
-        out = tl.dot(mass, table, out, input_precision=EXACT)
+        out = tl.dot(masses, table, out, input_precision=EXACT)
     return out
 
 
@@ -146,7 +157,8 @@ def forward_kernel(
     DROPOUT: tl.constexpr,
     REST: tl.constexpr,
     FAR: tl.constexpr,  # keys at |lag| >= far_start were attended to elsewhere: start from there
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr,  # nothing is far to the right
+    TOKENS: tl.constexpr,  # out and what others gave are [b, n, h, d] in memory
     EXACT: tl.constexpr,  # precision of products with the value table, which is in float32
     PRECISION: tl.constexpr,
 ):
@@ -221,7 +233,9 @@ def forward_kernel(
             far_left_lse_ptr,
             far_right_ptr,
             far_right_lse_ptr,
-            bh,
+            b,
+            h,
+            n_heads,
             rows,
             n_q,
             far_start,
@@ -230,6 +244,7 @@ def forward_kernel(
             right,
             D_V,
             CAUSAL,
+            TOKENS,
         )
         top = tl.maximum(lse_left, lse_right)
         base = tl.where(top == float("-inf"), 0.0, top)
@@ -244,7 +259,7 @@ def forward_kernel(
             start, stop = near_start, near_stop
         else:
             start, stop = near_stop, high
-        if REGION == 1 or not FAR:
+        if REGION == 1 or not (FAR or (CAUSAL and REGION == 2)):
             acc, top, total, left_mass, right_mass = attended_range(
                 acc,
                 top,
@@ -302,6 +317,7 @@ def forward_kernel(
                 DROPOUT,
                 STAGES,
                 PRECISION,
+                CAUSAL,
             )
     safe = tl.where(total == 0.0, 1.0, total)
     out = acc / safe[:, None]
@@ -326,10 +342,9 @@ def forward_kernel(
             BLOCK_DV,
             EXACT,
         )
-    place = bh * n_q + row
-    tl.store(lse_ptr + place, lse, mask=rows < n_q)
+    tl.store(lse_ptr + bh * n_q + row, lse, mask=rows < n_q)
     there = (rows < n_q)[:, None] & (d_v < D_V)[None, :]
-    cells = place[:, None] * D_V + d_v[None, :]
+    cells = packed_row(b, h, row, n_q, n_heads, TOKENS)[:, None] * D_V + d_v[None, :]
     short = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + cells, short, mask=there)
     if REST:  # what rounding took: backward's delta needs it where gradients of a bias are summed

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from whence.kernels.triton_decode import few
 from whence.kernels.triton_edges import MARGIN, shared, with_edges, with_row_edges
+from whence.kernels.triton_rows import by_token
 
 
 class Tiles(NamedTuple):
@@ -85,6 +86,11 @@ def shared_out(q: Tensor, k: Tensor, numbers: Numbers) -> bool:
     """Whether few queries meet many keys: then forward reads the band as it is."""
     groups = q.shape[1] // k.shape[1]
     return not numbers.far and not numbers.dropout and few(q.shape[2], k.shape[2], groups)
+
+
+def tokens_of(q: Tensor, k: Tensor, numbers: Numbers) -> bool:
+    """Whether out and the gradients are [b, n, h, d] in memory: as q is, but for few queries."""
+    return by_token(q) and not shared_out(q, k, numbers)
 
 
 def laid_out(q: Tensor, inputs: Inputs, numbers: Numbers, far: Far | None) -> Tensor | None:

@@ -8,6 +8,28 @@ from whence.kernels.triton_tile import load_rows, load_tails
 
 
 @triton.jit
+def _row_pair(ptr, r, there, EVEN: tl.constexpr):
+    """lse and delta of every row of a tile.
+
+    As one load of at least 128 numbers, which the compiler spreads over the threads. Of fewer it
+    makes every thread load all that it will need: sixteen times the work. Hence for few rows each
+    number twice.
+    """
+    TWICE: tl.constexpr = r.shape[0] < 64
+    place = ptr + (r[:, None] * 2 + tl.arange(0, 2)[None, :])
+    on = there[:, None]
+    if TWICE:
+        place = place[:, None, :] + tl.zeros([1, 2, 1], tl.int32)
+        on = on[:, None, :]
+    pairs = tl.load(place) if EVEN else tl.load(place, mask=on, other=0.0)
+    lse, delta = tl.split(pairs)
+    if TWICE:
+        lse, _ = tl.split(lse)
+        delta, _ = tl.split(delta)
+    return lse, delta
+
+
+@triton.jit
 def key_range(
     d_k_sum,
     d_v_sum,
@@ -15,8 +37,7 @@ def key_range(
     v,
     q_ptr,
     d_out_ptr,
-    lse_ptr,
-    delta_ptr,
+    pair_ptr,
     band_ptr,
     tails_ptr,
     left,
@@ -91,8 +112,7 @@ def key_range(
             EVEN,
             HELD,
         )
-        lse = tl.load(lse_ptr + first_row + r, mask=on_row, other=0.0)
-        delta = tl.load(delta_ptr + first_row + r, mask=on_row, other=0.0)
+        lse, delta = _row_pair(pair_ptr + first_row * 2, r, on_row, EVEN)
         q_segment = rows
         if SEGMENTS:
             q_segment = tl.load(q_segment_ptr + rows, mask=on_row, other=-2)

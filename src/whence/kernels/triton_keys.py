@@ -9,6 +9,7 @@ from whence.kernels.triton_tile import (
     load_part,
     load_tails,
     near_range,
+    packed_row,
     whole_blocks,
 )
 
@@ -34,9 +35,8 @@ def key_kernel(
     k_ptr,
     v_ptr,
     d_out_ptr,
-    lse_ptr,
-    delta_ptr,
-    sides_ptr,
+    pair_ptr,  # [b, h, q, 2]: lse and delta
+    sides_ptr,  # [2, b, h, q, 2]: the same for far tiles, left and right
     d_k_ptr,
     d_v_ptr,
     far_left_k_ptr,
@@ -107,7 +107,8 @@ def key_kernel(
     DROPOUT: tl.constexpr,
     EVEN: tl.constexpr,
     FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr,  # nothing is far to a row's right
+    TOKENS: tl.constexpr,  # d_k, d_v and what others gave are [b, n, h, d] in memory
     SIDES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -187,13 +188,11 @@ def key_kernel(
                 start, stop = near_start, near_stop
             else:
                 start, stop = near_stop, high
-            lse_base = lse_ptr + bh * n_q
-            delta_base = delta_ptr + bh * n_q
+            pair_base = pair_ptr + bh * n_q * 2
             if SIDES and STEP != 1:  # the query kernel put the tails and the table's ends in
                 count = (tl.num_programs(1) * groups).to(tl.int64) * n_q
-                lse_base = sides_ptr + (1 - STEP // 2) * count + bh * n_q
-                delta_base = lse_base + 2 * count
-            if STEP == 1 or not FAR:
+                pair_base = sides_ptr + ((1 - STEP // 2) * count + bh * n_q) * 2
+            if STEP == 1 or not (FAR or (CAUSAL and STEP == 0)):
                 d_k_sum, d_v_sum = key_range(
                     d_k_sum,
                     d_v_sum,
@@ -201,8 +200,7 @@ def key_kernel(
                     v,
                     q_base,
                     o_base,
-                    lse_base,
-                    delta_base,
+                    pair_base,
                     band_base,
                     tails_base,
                     left,
@@ -257,13 +255,17 @@ def key_kernel(
     d_k_sum *= scale
     if FAR:
         m = n_k - far_start
-        d_k_sum += load_part(far_left_k_ptr, bkv * m, cols, m, d, D).to(tl.float32)
-        d_v_sum += load_part(far_left_v_ptr, bkv * m, cols, m, d_v, D_V).to(tl.float32)
+        k_part = load_part(far_left_k_ptr, b, h_kv, cols, m, n_kv, d, D, TOKENS)
+        v_part = load_part(far_left_v_ptr, b, h_kv, cols, m, n_kv, d_v, D_V, TOKENS)
+        d_k_sum += k_part.to(tl.float32)
+        d_v_sum += v_part.to(tl.float32)
         if not CAUSAL:
             turned = n_k - 1 - cols
-            d_k_sum += load_part(far_right_k_ptr, bkv * m, turned, m, d, D).to(tl.float32)
-            d_v_sum += load_part(far_right_v_ptr, bkv * m, turned, m, d_v, D_V).to(tl.float32)
-    place = bkv * n_k + column
+            k_part = load_part(far_right_k_ptr, b, h_kv, turned, m, n_kv, d, D, TOKENS)
+            v_part = load_part(far_right_v_ptr, b, h_kv, turned, m, n_kv, d_v, D_V, TOKENS)
+            d_k_sum += k_part.to(tl.float32)
+            d_v_sum += v_part.to(tl.float32)
+    place = packed_row(b, h_kv, column, n_k, n_kv, TOKENS)
     tl.store(
         d_k_ptr + place[:, None] * D + d[None, :],
         d_k_sum.to(d_k_ptr.dtype.element_ty),

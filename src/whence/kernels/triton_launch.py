@@ -28,9 +28,11 @@ from whence.kernels.triton_inputs import (
     shared_out,
     sizes_of,
     strides_of,
+    tokens_of,
 )
 from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
+from whence.kernels.triton_rows import empty_rows
 from whence.launcher import launch
 
 NEAR = 32  # keys a step near the diagonal: look-ups take registers and shared memory
@@ -45,15 +47,17 @@ def forward(
     numbers: Numbers,
     tiles: Tiles,
     far: Far | None = None,
+    band: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """out, what rounding took from it, lse in base 2, the table's masses, the band if laid out."""
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
-    out = torch.empty(b, h, n_q, d_v, dtype=q.dtype, device=q.device)
+    tokens = tokens_of(q, k, numbers)
+    out = empty_rows((b, h, n_q, d_v), q, tokens)
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
     mass, rest = None, None
     if (inputs.band is not None or inputs.table is not None) and q.dtype != torch.float32:
         # float16 for bfloat16 too: of what is so small its range is enough, and it has more digits.
-        rest = torch.empty(b, h, n_q, d_v, dtype=torch.float16, device=q.device)
+        rest = torch.empty_like(out, dtype=torch.float16)
     if inputs.table is not None:
         width = inputs.table.shape[1]
         mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
@@ -76,7 +80,7 @@ def forward(
             most_stages=tiles.stages,
         )
         return out, rest, lse, mass, None
-    band = laid_out(q, inputs, numbers, far)
+    band = laid_out(q, inputs, numbers, far) if band is None else band
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
     tiles = _suited(tiles, by_row, near_alone=far is not None)
     launch(
@@ -105,7 +109,8 @@ def forward(
         EVEN_N=k.shape[2] % tiles.keys == 0,
         REST=rest is not None,
         FAR=far is not None,
-        CAUSAL=far is not None and numbers.after == 0,
+        CAUSAL=numbers.after == 0,
+        TOKENS=tokens,
         EXACT=exact_of(q),
         PRECISION=precision_of(q),
         num_warps=tiles.warps,
@@ -145,15 +150,14 @@ def backward(
     far_gradients: FarGradients | None = None,
 ) -> Backward:
     """Gradients of q, k, v and, if wanted, band and tails."""
-    (b, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    (b, h, n_q, d), (h_kv, n_k) = q.shape, k.shape[1:3]
     band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
     by_rows = _suited(by_rows, by_row, near_alone=far is not None)
     by_keys = _suited_keys(by_keys, d, by_row, near_alone=far is not None)
-    delta = torch.empty_like(lse)
-    d_q = torch.empty(b, h, n_q, d, dtype=q.dtype, device=q.device)
-    d_k = torch.empty(b, h_kv, n_k, d, dtype=k.dtype, device=k.device)
-    d_value = torch.empty(b, h_kv, n_k, d_v, dtype=v.dtype, device=v.device)
+    pair = torch.empty(b, h, n_q, 2, dtype=torch.float32, device=q.device)  # lse and delta
+    tokens = tokens_of(q, k, numbers)
+    d_q, d_k, d_value = (empty_rows(x.shape, x, tokens) for x in (q, k, v))
     row_band, d_band = False, None
     if inputs.band is not None and band_too:
         row_band = inputs.band.shape[2] > 1 or n_q == 1
@@ -169,7 +173,7 @@ def backward(
         d_mass = torch.empty(b, h, n_q, width, dtype=torch.float32, device=q.device)
     sides = None
     if by_row and far is None and not numbers.slopes and not numbers.dropout:
-        sides = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)
+        sides = torch.empty(2, *pair.shape, dtype=torch.float32, device=q.device)
     pointers = (*pointers_of(inputs, band), d_mass)
     common = (
         *strides_of(q, k, v),
@@ -183,7 +187,7 @@ def backward(
         "PRECISION": precision_of(q),
     }
     has_band = inputs.band is not None
-    elsewhere = {"FAR": far is not None, "CAUSAL": far is not None and numbers.after == 0}
+    elsewhere = {"FAR": far is not None, "CAUSAL": numbers.after == 0, "TOKENS": tokens}
     from_queries: tuple[Tensor | None, ...] = (None,) * 2
     from_keys: tuple[Tensor | None, ...] = (None,) * 4
     if far_gradients is not None:
@@ -194,7 +198,7 @@ def backward(
         query_kernel,
         (_ceil(n_q, by_rows.rows), b * h),
         (
-            *(q, k, v, d_out, lse, delta, sides, out),
+            *(q, k, v, d_out, lse, pair, sides, out),
             *(rest, d_q, d_band, d_tails),
             *from_queries,
             *far_parts(far),
@@ -221,7 +225,7 @@ def backward(
     )
     beside = None
     if inputs.band is not None and band_too and d_band is None:
-        tensors = (q, k, v, d_out, lse, delta)
+        tensors = (q, k, v, d_out, pair)
         if far is None:
             d_band = _shared_band(tensors, pointers, common, options, inputs, numbers, block)
         else:  # where the key kernel has little to do
@@ -230,7 +234,7 @@ def backward(
     launch(
         key_kernel,
         (_ceil(n_k, by_keys.keys), b * h_kv),
-        (*(q, k, v, d_out, lse, delta, sides, d_k, d_value), *from_keys, *pointers),
+        (*(q, k, v, d_out, pair, sides, d_k, d_value), *from_keys, *pointers),
         (*common, h // h_kv),
         **options,
         BAND=has_band,
@@ -313,13 +317,15 @@ def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
     takes 64 rows at most.
     """
     if near_alone or by_row:
-        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, 64), warps=4)
+        most = 32 if near_alone and by_row else 64
+        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, most), warps=4)
     return tiles
 
 
 def _suited_keys(tiles: Tiles, d: int, by_row: bool, *, near_alone: bool) -> Tiles:
     """The same for the key kernel, which without far tiles is the better for fewer stages."""
-    tiles = _suited(tiles, by_row, near_alone=near_alone)
+    tiles = _suited(tiles._replace(rows=tiles.keys, keys=tiles.rows), by_row, near_alone=near_alone)
+    tiles = tiles._replace(rows=tiles.keys, keys=tiles.rows)  # it walks over rows
     return tiles._replace(stages=2 if by_row or d > 64 else 1) if near_alone else tiles
 
 

@@ -13,6 +13,7 @@ from whence.kernels.triton_tile import (
     load_part,
     load_tails,
     near_range,
+    packed_row,
     whole_blocks,
 )
 
@@ -36,8 +37,8 @@ def query_kernel(
     v_ptr,
     d_out_ptr,
     lse_ptr,
-    delta_ptr,
-    sides_ptr,
+    pair_ptr,  # [b, h, q, 2]: lse and delta, for the kernels after this one
+    sides_ptr,  # [2, b, h, q, 2]: the same for far tiles, left and right
     out_ptr,
     rest_ptr,
     d_q_ptr,
@@ -118,7 +119,8 @@ def query_kernel(
     TAIL_SUMS: tl.constexpr,  # gradients of the tails, a sum a row
     REST: tl.constexpr,
     FAR: tl.constexpr,  # the far keys' part was computed elsewhere: add it
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr,  # nothing is far to the right
+    TOKENS: tl.constexpr,  # out, d_q and what others gave are [b, n, h, d] in memory
     SIDES: tl.constexpr,
     EXACT: tl.constexpr,  # precision of products with the value table, which is in float32
     PRECISION: tl.constexpr,
@@ -150,13 +152,16 @@ def query_kernel(
         other=0.0,
     )
     lse = tl.load(lse_ptr + bh * n_q + row, mask=on_row, other=0.0)
-    cells = (bh * n_q + row)[:, None] * D_V + d_v[None, :]
+    packed = packed_row(b, h, row, n_q, n_heads, TOKENS)[:, None]
+    cells = packed * D_V + d_v[None, :]
     on_out = on_row[:, None] & (d_v < D_V)[None, :]
     out = tl.load(out_ptr + cells, mask=on_out, other=0.0).to(tl.float32)
     if REST:
         out += tl.load(rest_ptr + cells, mask=on_out, other=0.0).to(tl.float32) / FINE
     delta = tl.sum(out * d_out.to(tl.float32), 1)
-    tl.store(delta_ptr + bh * n_q + row, delta, mask=on_row)
+    pair = pair_ptr + (bh * n_q + row) * 2
+    tl.store(pair, lse, mask=on_row)
+    tl.store(pair + 1, delta, mask=on_row)
     k_ptr += b * stride_k_b + (h // GROUPS) * stride_k_h
     v_ptr += b * stride_v_b + (h // GROUPS) * stride_v_h
     near_reach = n_q * 0
@@ -189,28 +194,32 @@ def query_kernel(
     d_left_mass = 0.0
     d_right_mass = 0.0
     if VALUES:
-        width = 2 * value_reach + 1
-        for lag_start in tl.range(0, width, 32, num_stages=1):
+        last_lag = 2 * value_reach  # by itself: a table has an odd number, products take 32
+        width = last_lag + 1
+        table_ptr += h * stride_table_h
+        vector = tl.load(table_ptr + last_lag * D_V + d_v, mask=d_v < D_V, other=0.0)
+        d_right_mass = tl.sum(d_out.to(tl.float32) * vector[None, :], 1)
+        end = d_mass_ptr + r * width
+        tl.store(end + last_lag, d_right_mass, mask=on_row)
+        for lag_start in tl.range(0, last_lag, 32, num_stages=1):
             lag = lag_start + tl.arange(0, 32)
             table = tl.load(
-                table_ptr + h * stride_table_h + lag[:, None] * D_V + d_v[None, :],
-                mask=(lag < width)[:, None] & (d_v < D_V)[None, :],
+                table_ptr + lag[:, None] * D_V + d_v[None, :],
+                mask=(lag < last_lag)[:, None] & (d_v < D_V)[None, :],
                 other=0.0,
             )
             d_mass = tl.dot(d_out.to(tl.float32), tl.trans(table), input_precision=EXACT)
-            inside = on_row[:, None] & (lag < width)[None, :]
+            inside = on_row[:, None] & (lag < last_lag)[None, :]
             tl.store(d_mass_ptr + r[:, None] * width + lag[None, :], d_mass, mask=inside)
         tl.debug_barrier()  # the threads of this block read what others of them wrote
-        end = d_mass_ptr + r * (2 * value_reach + 1)
         d_left_mass = tl.load(end, mask=on_row, other=0.0)
-        d_right_mass = tl.load(end + 2 * value_reach, mask=on_row, other=0.0)
-    if SIDES:  # what far tiles subtract from the logits and from d_weights, left and right
-        count = tl.num_programs(1).to(tl.int64) * n_q
-        side = sides_ptr + bh * n_q + row
+    if SIDES:  # what far tiles subtract from the logits and from d_weights
+        side = sides_ptr + (bh * n_q + row) * 2
         tl.store(side, lse - left, mask=on_row)
-        tl.store(side + count, lse - right, mask=on_row)
-        tl.store(side + 2 * count, delta - d_left_mass, mask=on_row)
-        tl.store(side + 3 * count, delta - d_right_mass, mask=on_row)
+        tl.store(side + 1, delta - d_left_mass, mask=on_row)
+        side += tl.num_programs(1).to(tl.int64) * n_q * 2
+        tl.store(side, lse - right, mask=on_row)
+        tl.store(side + 1, delta - d_right_mass, mask=on_row)
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr) + bh
@@ -245,7 +254,9 @@ def query_kernel(
             far_left_lse_ptr,
             far_right_ptr,
             far_right_lse_ptr,
-            bh,
+            b,
+            h,
+            n_heads,
             rows,
             n_q,
             far_start,
@@ -254,6 +265,7 @@ def query_kernel(
             right,
             D_V,
             CAUSAL,
+            TOKENS,
         )
         d_mass = tl.sum(out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
         left_mass += tl.exp2(lse_left - lse)
@@ -270,7 +282,7 @@ def query_kernel(
             start, stop = near_start, near_stop
         else:
             start, stop = near_stop, high
-        if REGION == 1 or not FAR:
+        if REGION == 1 or not (FAR or (CAUSAL and REGION == 2)):
             (
                 d_q_sum,
                 d_left,
@@ -350,12 +362,13 @@ def query_kernel(
                 ROW_BAND,
                 TAIL_SUMS,
                 SLACK,
+                CAUSAL,
                 PRECISION,
             )
     # A row's logits have gradients that sum to zero. What rounding left of that sum is due to
     # delta; a sum over rows, a tail that holds most of the row, or a slope's distances magnify it.
     if SLACK:
-        tl.store(delta_ptr + bh * n_q + row, delta + slack, mask=on_row)
+        tl.store(pair + 1, delta + slack, mask=on_row)
     if TAIL_SUMS:
         d_left -= slack * left_mass
         d_right -= slack * right_mass
@@ -365,12 +378,15 @@ def query_kernel(
     d_q_sum *= scale
     if FAR:
         m = n_q - far_start
-        d_q_sum += load_part(far_left_q_ptr, bh * m, rows - far_start, m, d, D).to(tl.float32)
+        index = rows - far_start
+        d_q_sum += load_part(far_left_q_ptr, b, h, index, m, n_heads, d, D, TOKENS).to(tl.float32)
         if not CAUSAL:
-            d_q_sum += load_part(far_right_q_ptr, bh * m, m - 1 - rows, m, d, D).to(tl.float32)
+            index = m - 1 - rows
+            part = load_part(far_right_q_ptr, b, h, index, m, n_heads, d, D, TOKENS)
+            d_q_sum += part.to(tl.float32)
     place = bh * n_q + row
     tl.store(
-        d_q_ptr + place[:, None] * D + d[None, :],
+        d_q_ptr + packed * D + d[None, :],
         d_q_sum.to(d_q_ptr.dtype.element_ty),
         mask=on_row[:, None] & (d < D)[None, :],
     )

@@ -76,6 +76,7 @@ def query_range(
     ROW_BAND: tl.constexpr,
     TAIL_SUMS: tl.constexpr,
     SLACK: tl.constexpr,
+    CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """What keys start..stop give to one block of rows; what belongs to a row is [m, 1]."""
@@ -151,9 +152,10 @@ def query_range(
         if TAIL_SUMS:
             if REGION == 1:
                 d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
-                d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
                 left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
-                right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
+                if not CAUSAL:
+                    d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
+                    right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
             elif REGION == 0:
                 d_left += slope
                 left_mass += tl.sum(weights, 1)
@@ -163,11 +165,12 @@ def query_range(
         if TAIL_SUMS and SLOPES:
             distance = tl.abs(lag).to(tl.float32)
             before_band = lag < -reach
-            after_band = lag > reach
             left_reach += tl.sum(tl.where(before_band, weights * distance, 0.0), 1)
-            right_reach += tl.sum(tl.where(after_band, weights * distance, 0.0), 1)
             d_left_slope += tl.sum(tl.where(before_band, d_logits * distance, 0.0), 1)
-            d_right_slope += tl.sum(tl.where(after_band, d_logits * distance, 0.0), 1)
+            if not CAUSAL:
+                after_band = lag > reach
+                right_reach += tl.sum(tl.where(after_band, weights * distance, 0.0), 1)
+                d_right_slope += tl.sum(tl.where(after_band, d_logits * distance, 0.0), 1)
     return (
         d_q_sum,
         d_left,

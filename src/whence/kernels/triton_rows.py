@@ -1,6 +1,5 @@
 """Rows of every head copied, in reverse if wanted, less one vector a head if there is one."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,6 +16,9 @@ def _rows_kernel(
     stride_h,
     stride_n,
     stride_minus_h,
+    stride_out_b,
+    stride_out_h,
+    stride_out_n,
     n_heads,
     start,
     length,
@@ -41,16 +43,28 @@ def _rows_kernel(
     if MINUS:
         minus = tl.load(minus_ptr + h * stride_minus_h + d, mask=d < D, other=0.0)
         x = (x.to(tl.float32) - minus[None, :]).to(x.dtype)
-    cells = (bh * length + rows.to(tl.int64))[:, None] * D + d[None, :]
-    tl.store(out_ptr + cells, x, mask=there)
+    cells = (
+        out_ptr + b * stride_out_b + h * stride_out_h + rows.to(tl.int64)[:, None] * stride_out_n
+    )
+    tl.store(cells + d[None, :], x, mask=there)
+
+
+def by_token(q: Tensor) -> bool:
+    """Whether q [b, h, n, d] is [b, n, h, d] in memory, as projections leave it."""
+    return q.shape[1] > 1 and q.shape[2] > 1 and q.stride(1) < q.stride(2)
+
+
+def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
+    """Room for [b, h, n, d], which with `tokens` is [b, n, h, d] in memory."""
+    b, h, n, d = shape
+    return like.new_empty(b, n, h, d).transpose(1, 2) if tokens else like.new_empty(b, h, n, d)
 
 
 def copied(
-    x: Tensor, start: int, length: int, *, reverse: bool = False, minus: Tensor | None = None
+    x: Tensor, start: int, out: Tensor, *, reverse: bool = False, minus: Tensor | None = None
 ) -> Tensor:
-    """Rows start..start + length of x [b, h, n, d], packed; minus is float32 [h|1, d]."""
-    b, h, _, d = x.shape
-    out = torch.empty(b, h, length, d, dtype=x.dtype, device=x.device)
+    """`out` [b, h, length, d], filled with the rows of x from `start` on, less minus [h|1, d]."""
+    b, h, length, d = out.shape
     launch(
         _rows_kernel,
         (triton.cdiv(length, 64), b * h),
@@ -58,6 +72,7 @@ def copied(
         (
             *x.stride()[:3],
             0 if minus is None or minus.shape[0] == 1 else minus.stride(0),
+            *out.stride()[:3],
             *(h, start, length),
         ),
         D=d,

@@ -74,6 +74,7 @@ def attended_range(
     DROPOUT: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr = False,
     RAW: tl.constexpr = False,  # the band is not laid out
 ):
     """Online softmax over keys start..stop; *_mass is the mass beyond the value table."""
@@ -157,7 +158,8 @@ def attended_range(
             if REGION == 1:
                 lag = cols[None, :] - (rows[:, None] + q_start)
                 left_mass += tl.sum(tl.where(lag < -value_reach, weights, 0.0), 1)
-                right_mass += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
+                if not CAUSAL:
+                    right_mass += tl.sum(tl.where(lag > value_reach, weights, 0.0), 1)
                 inside = within(lag, value_reach) & there[:, None]
                 if DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
@@ -178,7 +180,9 @@ def far_state(
     far_left_lse_ptr,
     far_right_ptr,
     far_right_lse_ptr,
-    bh,
+    b,
+    h,
+    n_heads,
     rows,
     n_q,
     far_start,
@@ -187,6 +191,7 @@ def far_state(
     right,
     D_V: tl.constexpr,
     CAUSAL: tl.constexpr,  # there is nothing far to the right
+    TOKENS: tl.constexpr,
 ):
     """What others computed for the far keys of these rows: output and log-sum-exp of both sides.
 
@@ -194,18 +199,22 @@ def far_state(
     """
     m = n_q - far_start
     index = rows - far_start
-    out_left = load_part(far_left_ptr, bh * m, index, m, d_v, D_V).to(tl.float32)
+    lse_row = (b * n_heads + h) * m
+    out_left = load_part(far_left_ptr, b, h, index, m, n_heads, d_v, D_V, TOKENS).to(tl.float32)
     lse_left = tl.load(
-        far_left_lse_ptr + bh * m + index, mask=(index >= 0) & (index < m), other=float("-inf")
+        far_left_lse_ptr + lse_row + index, mask=(index >= 0) & (index < m), other=float("-inf")
     )
     lse_left = lse_left * LOG2E + left
     out_right = out_left * 0.0
     lse_right = tl.full(lse_left.shape, float("-inf"), dtype=tl.float32)
     if not CAUSAL:
         index = m - 1 - rows
-        out_right = load_part(far_right_ptr, bh * m, index, m, d_v, D_V).to(tl.float32)
+        out_right = load_part(far_right_ptr, b, h, index, m, n_heads, d_v, D_V, TOKENS)
+        out_right = out_right.to(tl.float32)
         lse_right = tl.load(
-            far_right_lse_ptr + bh * m + index, mask=(index >= 0) & (index < m), other=float("-inf")
+            far_right_lse_ptr + lse_row + index,
+            mask=(index >= 0) & (index < m),
+            other=float("-inf"),
         )
         lse_right = lse_right * LOG2E + right
     return out_left, lse_left, out_right, lse_right

@@ -224,10 +224,20 @@ def load_rows(
 
 
 @triton.jit
-def load_part(ptr, base, index, m, d, D: tl.constexpr):
-    """Rows `index` of m packed rows of D numbers that start at row `base`; zeros beyond them."""
+def packed_row(b, h, row, n, n_heads, TOKENS: tl.constexpr):
+    """The place of a row, in rows, in [b, h, n, d], or with TOKENS in [b, n, h, d]."""
+    place = (b * n_heads + h) * n + row
+    if TOKENS:
+        place = (b * n + row) * n_heads + h
+    return place
+
+
+@triton.jit
+def load_part(ptr, b, h, index, m, n_heads, d, D: tl.constexpr, TOKENS: tl.constexpr):
+    """Rows `index` of the m packed rows of one head; zeros beyond them."""
     there = (index >= 0) & (index < m)
-    place = ptr + (base + index.to(tl.int64))[:, None] * D + d[None, :]
+    place = packed_row(b, h, index.to(tl.int64), m, n_heads, TOKENS)
+    place = ptr + place[:, None] * D + d[None, :]
     return tl.load(place, mask=there[:, None] & (d < D)[None, :], other=0.0)
 
 

@@ -3,7 +3,17 @@
 from whence.lag.bias import LagBias
 from whence.lag.dense import DenseBias, LowRankBias
 from whence.lag.line import Line
+from whence.lag.query import QueryBias
 from whence.lag.terms import Bias, Terms
 from whence.lag.values import LagValues
 
-__all__ = ["Bias", "DenseBias", "LagBias", "LagValues", "Line", "LowRankBias", "Terms"]
+__all__ = [
+    "Bias",
+    "DenseBias",
+    "LagBias",
+    "LagValues",
+    "Line",
+    "LowRankBias",
+    "QueryBias",
+    "Terms",
+]

@@ -83,9 +83,35 @@ class LagBias(Bias):
         return LagBias(band, Line(const=band[..., 0]), Line(const=band[..., -1]), ends=True)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The band's, without asking for its numbers: see QueryBias."""
+        return tuple(self.band.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The band's."""
+        return self.band.dtype
+
+    @property
+    def endless(self) -> bool:
+        """Whether it has tails."""
+        return self.left is not None
+
+    @property
+    def sloped(self) -> bool:
+        """Whether a tail slopes."""
+        return any(tail is not None and tail.slope is not None for tail in (self.left, self.right))
+
+    def tensors(self) -> list[Tensor]:
+        """What a gradient could flow into: the band, and the parts of the tails."""
+        lines = [line for line in (self.left, self.right) if line is not None]
+        parts = [self.band, *(x for line in lines for x in (line.const, line.slope))]
+        return [x for x in parts if x is not None]
+
+    @property
     def reach(self) -> int:
         """The largest |lag| in the band."""
-        return self.band.shape[-1] // 2
+        return self.shape[-1] // 2
 
     def at(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "b h q lag"]:
         """The bias at each of these lags, the same ones for every query: [b, h, q|1, lag]."""
@@ -124,14 +150,14 @@ class LagBias(Bias):
         return torch.where(lag < -self.reach, left, torch.where(lag > self.reach, right, inside))
 
     def _check_lags(self, lag: Tensor) -> None:
-        if self.left is None and not torch.compiler.is_compiling() and lag.numel():
+        if not self.endless and not torch.compiler.is_compiling() and lag.numel():
             self.check(int(lag.min()), int(lag.max()))
 
     def check(self, smallest: int, largest: int) -> None:
         """Raise if a bias without tails is asked about lags it does not know."""
         worst = max(-smallest, largest)
         require(
-            self.left is not None or worst <= self.reach,
+            self.endless or worst <= self.reach,
             lambda: (
                 f"this LagBias knows lags -{self.reach}..{self.reach} and has no tails, got "
                 f"{worst}. Build it for the longer sequence, or give it tails "
@@ -168,7 +194,7 @@ class LagBias(Bias):
 
     def plus(self, other: "LagBias") -> "LagBias":
         """The lag bias of the sum. Where one of the two has no tails, neither has the sum."""
-        bounded = [bias.reach for bias in (self, other) if bias.left is None]
+        bounded = [bias.reach for bias in (self, other) if not bias.endless]
         reach = min(bounded) if bounded else max(self.reach, other.reach)
         a, b = (x.widen(reach) if x.reach < reach else x.narrow(reach) for x in (self, other))
         if a.left is None or b.left is None or a.right is None or b.right is None:

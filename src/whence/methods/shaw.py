@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from whence.checks import at_least, require
-from whence.lag import LagBias, LagValues
+from whence.lag import LagBias, LagValues, QueryBias
 from whence.method import Content, PositionMethod
 
 
@@ -57,8 +57,7 @@ class Shaw(PositionMethod):
         """q @ A_K.T / sqrt(d): one band for each query; clipping makes its ends the tails."""
         if self.key_table is None:
             return None
-        table = self._symmetric(self.key_table) * self.d_head**-0.5  # smaller than the product
-        return LagBias.clipped(_product(q, table.to(q.dtype).transpose(-1, -2)))
+        return QueryBias(q, self._symmetric(self.key_table), scale=self.d_head**-0.5)
 
     def value_term(self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]) -> LagValues | None:
         """A_V, its end rows for every lag beyond the clip."""
@@ -70,15 +69,3 @@ class Shaw(PositionMethod):
         reach = max(self.left, self.right)
         lag = torch.arange(-reach, reach + 1, device=table.device)
         return table[:, lag.clamp(-self.left, self.right) + self.left]
-
-
-def _product(q: Tensor, table: Tensor) -> Tensor:
-    """q [b, h, n, d] @ table [h|1, d, lag], by pieces of rows where there are many.
-
-    The table's gradient is a sum over all rows: as one product it would keep few processors busy.
-    """
-    n, piece = q.shape[2], 256
-    if torch.compiler.is_compiling() or n <= piece or n % piece:
-        return q @ table
-    pieces = q.reshape(*q.shape[:2], n // piece, piece, q.shape[-1])
-    return (pieces @ table[:, None]).flatten(2, 3)

@@ -1,0 +1,109 @@
+"""A lag bias that is a product of queries and a table, made only where somebody looks at it."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from whence.checks import require
+from whence.lag.bias import LagBias
+from whence.lag.line import Line
+
+PIECE = 256  # rows of a product
+
+
+class QueryBias(LagBias):
+    """b(lag) of query i = scale * query_i . table[clip(lag)]: a band for each query (Shaw's keys).
+
+    Axes [b, h, q, d] and [h|1, 2 * reach + 1, d]; beyond the reach the end rows go on for ever. A
+    kernel that reads `query` and `table` never makes the band, which everyone else finds in `band`,
+    `left` and `right` as in any LagBias, in the queries' dtype.
+    """
+
+    query: Float[Tensor, "b h q d"]
+    table: Float[Tensor, "h lag d"]
+    scale: float
+    ends = True
+
+    def __init__(
+        self,
+        query: Float[Tensor, "b h q d"],
+        table: Float[Tensor, "h_table lag d"],
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        shape = tuple(table.shape)
+        require(
+            shape[0] in (1, query.shape[1]) and shape[1] % 2 == 1,
+            lambda: (
+                f"QueryBias needs a table [1 or {query.shape[1]}, lag, d] with an odd lag axis "
+                f"(lags -reach..reach) for these queries, got shape {shape}."
+            ),
+        )
+        self.query, self.table, self.scale = query, table, scale
+        # By whether gradients were recorded: what was made without them has none to give later.
+        self._made: dict[bool, LagBias] = {}
+
+    def made(self) -> LagBias:
+        """The same bias with its band."""
+        recorded = torch.is_grad_enabled()
+        if recorded not in self._made:
+            table = (self.table * self.scale).to(self.query.dtype)  # smaller than the product
+            self._made[recorded] = LagBias.clipped(_product(self.query, table.transpose(-1, -2)))
+        return self._made[recorded]
+
+    @property
+    def band(self) -> Float[Tensor, "b h q lag"]:
+        """The product."""
+        return self.made().band
+
+    @property
+    def left(self) -> Line | None:
+        """Its first column."""
+        return self.made().left
+
+    @property
+    def right(self) -> Line | None:
+        """Its last column."""
+        return self.made().right
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the band."""
+        return (*self.query.shape[:3], self.table.shape[1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the band."""
+        return self.query.dtype
+
+    @property
+    def endless(self) -> bool:
+        """It has tails."""
+        return True
+
+    @property
+    def sloped(self) -> bool:
+        """They are constant."""
+        return False
+
+    def tensors(self) -> list[Tensor]:
+        """The factors."""
+        return [self.query, self.table]
+
+    def rows(self, start: int, stop: int) -> LagBias:
+        """The bias of query rows start..stop, still not made."""
+        if self.shape[2] == 1:
+            return self
+        return QueryBias(self.query[:, :, start:stop], self.table, scale=self.scale)
+
+
+def _product(q: Tensor, table: Tensor) -> Tensor:
+    """q [b, h, n, d] @ table [h|1, d, lag], by pieces of rows where there are many.
+
+    The table's gradient is a sum over all rows: as one product it would keep few processors busy.
+    """
+    n = q.shape[2]
+    if torch.compiler.is_compiling() or n <= PIECE or n % PIECE:
+        return q @ table
+    pieces = q.reshape(*q.shape[:2], n // PIECE, PIECE, q.shape[-1])
+    return (pieces @ table[:, None]).flatten(2, 3)

@@ -1,0 +1,229 @@
+"""The kernels that make a query's band and its gradients, and Shaw's attention through them."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import LagBias, Mask, attend, build
+from whence.lag import QueryBias, query
+from whence.nn import positioned_attention
+
+pytestmark = pytest.mark.triton
+LOG2E = 1.4426950408889634
+SHAPES = {  # batch, heads, rows, head size, width of the table, one for each head
+    "one lag": (2, 1, 70, 16, 1, False),
+    "few rows": (1, 3, 5, 24, 3, True),
+    "as Shaw et al.": (1, 2, 130, 64, 33, False),
+    "more lags and columns than a tile": (1, 2, 66, 80, 65, True),
+}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that nobody wrote holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def unmade(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Tensor) -> Tensor:
+        raise AssertionError("somebody made the band")
+
+    monkeypatch.setattr(query, "_product", refuse)
+
+
+def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    b, h, n, d, width, per_head = SHAPES[shape]
+    q = torch.randn(b, n, h, d + 3)[..., :d].to(dtype).transpose(1, 2)
+    if shape == "few rows":  # another layout in memory, with gaps
+        q = torch.randn(b, h, n, 2 * d).to(dtype)[..., :d]
+    return q, torch.randn(h if per_head else 1, width, d)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("poisoned")
+def test_the_band_is_the_product_with_its_ends_repeated(shape: str, dtype: torch.dtype) -> None:
+    from whence.kernels.triton_query_band import query_band
+
+    q, table = factors(shape, dtype)
+    laid, tails = query_band(q, table, 0.3)
+    band = 0.3 * q.double() @ table.double().transpose(-1, -2)
+    left, right = band[..., :1], band[..., -1:]
+    wanted = torch.cat([left, band, right], dim=-1) * LOG2E
+    torch.testing.assert_close(laid.double(), wanted, rtol=1e-6, atol=1e-5)
+    ends = torch.cat([left, right], dim=-1).movedim(-1, 0)
+    torch.testing.assert_close(tails[::2].double(), ends, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("poisoned")
+def test_its_gradients_are_two_products_with_the_tails_at_the_ends(
+    shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels import triton_query_band
+    from whence.kernels.triton_query_band import band_gradients, value_table_gradient
+
+    q, table = factors(shape, dtype)
+    monkeypatch.setattr(triton_query_band, "BUSY", 4)  # a run has several steps
+    d_band, d_tails = torch.randn(*q.shape[:3], table.shape[1]), torch.randn(4, *q.shape[:3])
+    d_tails[1::2] = torch.nan  # slopes, which it has not
+    whole = d_band.double()
+    whole[..., 0] += d_tails[0]
+    whole[..., -1] += d_tails[2]
+    d_q = 0.3 * whole @ table.double()
+    d_table = _summed(whole, q, table) * 0.3
+    # To bfloat16 the interpreter cuts, and does not round.
+    rounding = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}[dtype]
+
+    found_q, found_table = band_gradients(d_band, d_tails, q, table, 0.3)
+    assert found_q.dtype == dtype
+    torch.testing.assert_close(found_q.double(), d_q, rtol=rounding, atol=1e-5)
+    torch.testing.assert_close(found_table.double(), d_table, rtol=1e-6, atol=1e-4)
+
+    there = torch.randn(q.transpose(1, 2).shape).to(dtype).transpose(1, 2)
+    wanted = there.double() + d_q
+    found_q, nothing = band_gradients(d_band, d_tails, q, table, 0.3, into=there, table_too=False)
+    assert (found_q is there, nothing) == (True, None)
+    torch.testing.assert_close(there.double(), wanted, rtol=rounding, atol=1e-5)
+
+    nothing, found_table = band_gradients(d_band, d_tails, q, table, 0.3, query_too=False)
+    assert nothing is None
+    torch.testing.assert_close(found_table.double(), d_table, rtol=1e-6, atol=1e-4)
+
+    found_table = value_table_gradient(d_band, q, table)
+    wanted = _summed(d_band.double(), q, table)
+    torch.testing.assert_close(found_table.double(), wanted, rtol=1e-6, atol=1e-4)
+
+
+def _summed(rows: Tensor, q: Tensor, table: Tensor) -> Tensor:
+    product = (rows.transpose(-1, -2) @ q.double()).sum(0)
+    return product if len(table) > 1 else product.sum(0, keepdim=True)
+
+
+CALLS: dict[str, tuple[str, dict[str, object]]] = {
+    "both tables": ("shaw:clip=3", {}),
+    "causal": ("shaw:clip=3", {"causal": True}),
+    "keys only": ("shaw:clip=16,values=false", {"causal": True}),
+    "values only": ("shaw:clip=3,keys=false", {}),
+    "asymmetric": ("shaw:left=5,right=2", {}),
+    "one vector": ("shaw:clip=0", {}),
+    "a table a head": ("shaw:clip=4,per_head=true", {}),
+    "heads in groups": ("shaw:clip=4,per_head=true", {"groups": 2, "causal": True}),
+    "rows that see nothing": ("shaw:clip=3", {"causal": True, "q_start": -7}),
+    "padding": ("shaw:clip=3", {"mask": torch.arange(21)[None] < 15}),
+    "a window": ("shaw:clip=3", {"window": (9, 4)}),
+    "a bias that slopes besides": ("shaw:clip=3+alibi", {}),
+    "queries of its own": ("rope+shaw:clip=3", {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.usefixtures("poisoned")
+def test_attention_and_every_gradient_equal_the_definition(case: str) -> None:
+    spec, options = CALLS[case]
+    options = dict(options)
+    torch.manual_seed(0)
+    groups = options.pop("groups", 1)
+    method = build(spec, n_heads=2, d_head=16)
+    q, k, v = (
+        torch.randn(1, 21, h, 16).transpose(1, 2).requires_grad_()
+        for h in (2, 2 // groups, 2 // groups)
+    )
+    leaves = [q, k, v, *method.parameters()]
+
+    def run(backend: str) -> list[Tensor]:
+        out = positioned_attention(method, q, k, v, backend=backend, **options)
+        torch.manual_seed(1)
+        return [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape))]
+
+    for found, wanted in zip(run("fused"), run("reference"), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+def shaws_call(**needs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 20, 16).unbind()
+    table = torch.randn(1, 7, 16)
+    for name, x in {"q": q, "k": k, "v": v, "table": table}.items():
+        x.requires_grad_(needs.get(name, True))
+    return q, k, v, table
+
+
+@pytest.mark.usefixtures("unmade")
+def test_the_band_is_never_made_for_the_kernels() -> None:
+    q, k, v, table = shaws_call()
+    out = attend(q, k, v, bias=QueryBias(q, table), causal=True, backend="fused")
+    out.sum().backward()
+    with torch.no_grad():
+        again = attend(q, k, v, bias=QueryBias(q, table), causal=True, backend="fused")
+    torch.testing.assert_close(again, out, rtol=0, atol=0)
+    with pytest.raises(AssertionError, match="made the band"):
+        attend(q, k, v, bias=QueryBias(q, table), causal=True, backend="reference")
+
+
+@pytest.mark.usefixtures("unmade")
+@pytest.mark.parametrize("alone", ["q", "query", "v", "table"])
+def test_a_gradient_is_given_to_those_alone_who_want_one(alone: str) -> None:
+    q, k, v, table = shaws_call(**{name: name == alone for name in ("q", "k", "v", "table")})
+    query = q
+    if alone == "query":
+        query = q.clone().requires_grad_()
+    elif alone == "table":
+        query = q.double().float()  # another tensor, of no gradient
+    bias = QueryBias(query, table, scale=0.25)
+    found = attend(q, k, v, bias=bias, backend="fused")
+    dense = 0.25 * query @ table.transpose(-1, -2)
+    wanted = attend(q, k, v, bias=LagBias.clipped(dense), backend="reference")
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    leaf = {"q": q, "query": query, "v": v, "table": table}[alone]
+    weight = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, leaf, weight),
+        torch.autograd.grad(wanted, leaf, weight),
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_one_query_alone_and_a_second_derivative_are_as_before() -> None:
+    q, k, v, table = shaws_call()
+    one = q[:, :, -1:]
+    out = attend(one, k, v, bias=QueryBias(one, table), backend="fused")
+    wanted = attend(one, k, v, bias=QueryBias(one, table), backend="reference")
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(out.sum(), table)[0],
+        torch.autograd.grad(wanted.sum(), table)[0],
+        rtol=1e-3,
+        atol=1e-5,
+    )
+    out = attend(q, k, v, bias=QueryBias(q, table), backend="fused")
+    (d_q,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        d_q.sum().backward()
+
+
+def test_packed_sequences_are_those_apart() -> None:
+    q, k, v, table = shaws_call()
+    segment = (torch.arange(20) >= 8).long()[None]
+    mask = Mask(segments=(segment, segment))
+    whole = attend(q, k, v, bias=QueryBias(q, table), mask=mask, backend="fused")
+    for part in (slice(0, 8), slice(8, 20)):
+        mine, keys, values = (x[:, :, part] for x in (q, k, v))
+        apart = attend(mine, keys, values, bias=QueryBias(mine, table), backend="fused")
+        torch.testing.assert_close(whole[:, :, part], apart, rtol=1e-4, atol=1e-5)
