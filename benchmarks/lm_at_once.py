@@ -19,7 +19,8 @@ def worker(place: int, numbers: list[int], options: dict[str, Any], both: Any, o
     """In round i the first numbers[i] processes train for some seconds; all meet before it."""
     import torch
 
-    from lm_cost import Contender, random_ids, waited
+    from lm_clock import waited
+    from lm_contender import Contender, random_ids
 
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"

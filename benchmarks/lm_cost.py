@@ -1,247 +1,249 @@
 """What position costs in training: tokens a second of a whole model, against no position at all.
 
-    python benchmarks/lm_cost.py [--out results/lm/cost.json] [--seconds 200] [--commit ID]
+    python benchmarks/lm_cost.py [--out results/lm/cost.json] [--seconds 200] [--compile]
 
-The model of lm_gpu.py: 12 layers, 6 heads of 64, 27.5 million parameters, 32,768 tokens a step. One
-step is forward, backward and AdamW under bfloat16 autocast, without a cache, a mask or dropout;
-all models are the same but for their position. Two measurements at each length:
+The model of lm_gpu.py: 12 layers, 6 heads of 64, 27.5 million parameters. One step is forward,
+backward and AdamW under bfloat16 autocast, without a cache, a mask or dropout; all models are the
+same but for their position. Two measurements at each length:
 
-alone   every method by itself: tokens a second and the most memory. These are the speeds in the
-        tables of results/lm, where methods were trained side by side.
 bars    TISA and Shaw against NoPE on FlashAttention-2, taking turns of a few steps, so that a drift
         of the clock is a drift of all. A turn is timed as a whole, as training runs: the host may
         be ahead of the GPU. Bars: TISA costs at most 3%, Shaw's keys and values at most 7% of the
         tokens a second, which is what Shaw's own paper reports.
+alone   every method by itself, with the fewest tokens a step: tokens a second, the most memory and
+        what the host needs. These are the speeds in the tables of results/lm, where methods were
+        trained side by side. First comes the article's algorithm, for which a bar's row is made
+        too, against the baseline of the same length; it runs with fewer sequences where its tensors
+        of n x n x d do not fit.
 
-`host_ms` is a step of one sequence of 512 tokens, where the GPU has next to nothing to do: what
-the host needs to launch it. The article's algorithm runs with fewer sequences where its tensors of
-n x n x d do not fit. With `--compile` both sides of the bars run under torch.compile as well.
+One number of tokens would mislead: with few of them a step takes as long as the host needs to
+launch it, with many as long as the GPU needs. So the bars are measured with each of `--tokens`, and
+each has `gpu_cost` beside `cost`: the share of the time of the kernels, however long the host
+takes. With `--compile` they are measured under torch.compile too, and from CUDA graphs, where the
+host has little to do; with the fewest tokens alone, since a compilation takes ten seconds even if
+all its kernels are there already.
+
+A process that compiles spends most of its time doing so. N processes with `--warm 0/N` to
+`--warm N-1/N` before the real one fill the caches of Triton and Inductor side by side.
 """
 
 import argparse
-import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lm_clock import TURN, Record, Shape, alone, forget, in_turns, profiled, seconds_a_step
+from lm_contender import (
+    ARTICLE,
+    BASELINE,
+    COMPILED,
+    EAGER,
+    GRAPHED,
+    SHAW,
+    TISA,
+    VOCABULARY,
+    Contender,
+    named,
+    random_ids,
+    taken_apart,
+)
 from lm_gpu import METHODS
-from whence.bench.article import article_attention
 from whence.bench.machine import machine
 from whence.bench.saved import save
 from whence.bench.session import first_line
-from whence.models import WhenceConfig, WhenceForCausalLM
 
-TOKENS, VOCABULARY = 32_768, 16_384
-BASELINE, ARTICLE = "nope, FlashAttention", "shaw:clip=16, the article's algorithm"
-TISA, SHAW = "tisa:kernels=5", "shaw:clip=16"
-COMPILED = ", compiled"
+TOKENS = "32768,131072"
 BARS = {TISA: 0.03, SHAW: 0.07}  # the most of the tokens a second
-TURN = 4  # steps
-ENOUGH = 40  # turns of one contender
-EACH = 1.25  # seconds for one that is measured alone
-SLOW = 2.0  # seconds of a step, from which on two of them are enough
+EAGER_SHARE, COMPILED_SHARE = 0.12, 0.03  # of all seconds, for the turns themselves
+COMPILE_UNTIL = 0.7  # of all seconds, then the rest is for what is measured alone
+EACH = 1.25  # seconds at most for turns of one that is measured alone
+SPENT = "not measured, the time was spent"
+Group = tuple[int, int, list[str]]  # length, tokens a step, contenders
 
 
-@contextlib.contextmanager
-def by_the_article() -> Iterator[None]:
-    """Attention of the models computed as the article says, with its O(n^2 d) tensors."""
-
-    def attention(method: Any, q: Any, k: Any, v: Any, *, causal: bool, **rest: Any) -> Any:
-        return article_attention(
-            q,
-            k,
-            v,
-            key_table=method.key_table[0].to(q.dtype),
-            value_table=method.value_table[0].to(q.dtype),
-            left=method.left,
-            right=method.right,
-            causal=causal,
-        )
-
-    with mock.patch("whence.models.attention.positioned_attention", attention):
-        yield
-
-
-class Contender:
-    """A model with its optimizer, and a step. The name is a method, or one of those above."""
-
-    def __init__(self, name: str, shape: dict[str, int], n: int, device: str) -> None:
-        torch.manual_seed(0)
-        plain = name.removesuffix(COMPILED)
-        self.article, self.device = plain == ARTICLE, device
-        self.flash = plain == BASELINE and device == "cuda"
-        options = WhenceConfig(
-            position={BASELINE: "nope", ARTICLE: SHAW}.get(plain, plain),
-            vocab_size=VOCABULARY,
-            max_position_embeddings=n,
-            backend="sdpa" if plain == BASELINE else "auto",
-            use_cache=False,
-            **shape,
-        )
-        self.model: Any = WhenceForCausalLM(options).to(device).train()
-        fused = {"fused": True} if device == "cuda" else {}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **fused)
-        self.run = torch.compile(self.model) if name.endswith(COMPILED) else self.model
-
-    def step(self, ids: torch.Tensor) -> None:
-        """Forward, backward, update."""
-        around: AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.article:
-            around = by_the_article()
-        elif self.flash:
-            around = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
-        with around, torch.autocast(self.device, torch.bfloat16):
-            loss = self.run(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def counts(self) -> dict[str, int]:
-        """Parameters, and those of them that are the method's."""
-        own = self.model.model.stack.position.parameters()
-        return {
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "positional": sum(p.numel() for p in own),
-        }
-
-
-def waited(device: str) -> float:
-    """The time, once all that was launched is done."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def seconds_a_step(step: Callable[[], None], device: str, steps: int = TURN) -> float:
-    start = waited(device)
-    for _ in range(steps):
-        step()
-    return (waited(device) - start) / steps
-
-
-def forget(device: str) -> None:
-    """Memory of models that are gone."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def random_ids(n: int, tokens: int, device: str) -> torch.Tensor:
-    return torch.randint(VOCABULARY, (max(tokens // n, 1), n), device=device)
-
-
-def summed_up(values: list[float], tokens: int) -> dict[str, Any]:
-    """Milliseconds a step, and tokens a second of the median step."""
-    low, middle, high = (float(x) for x in np.quantile(values, (0.2, 0.5, 0.8)))
-    return {
-        "ms": {"q20": 1e3 * low, "median": 1e3 * middle, "q80": 1e3 * high, "turns": len(values)},
-        "tokens_a_second": tokens / middle,
-    }
-
-
-def alone(
-    name: str, shape: dict[str, int], n: int, tokens: int, device: str, seconds: float
-) -> dict[str, Any]:
-    """One contender with the device for itself, with fewer sequences where memory ends."""
-    record: dict[str, Any] = {"contender": name, "n": n}
-    while True:
-        forget(device)
-        try:
-            return record | _alone(name, shape, n, tokens, device, seconds)
-        except torch.OutOfMemoryError:
-            if tokens <= n:
-                return record | {"skipped": f"out of memory with one sequence of {n:,}"}
-            tokens = max(tokens // 2, n)
-        except Exception as error:
-            return record | {"skipped": first_line(error)}
-
-
-def _alone(
-    name: str, shape: dict[str, int], n: int, tokens: int, device: str, seconds: float
-) -> dict[str, Any]:
-    ids = random_ids(n, tokens, device)
-    contender = Contender(name, shape, n, device)
-
-    def step() -> None:
-        contender.step(ids)
-
-    seconds_a_step(step, device, 2)  # compiles
-    forget(device)
-    once = seconds_a_step(step, device, 1)
-    turn = TURN if once < SLOW / TURN else 1
-    values = [once] if once > SLOW else []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or len(values) < 2:
-        values.append(seconds_a_step(step, device, turn))
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    short = ids[:1, :512].contiguous()
-    seconds_a_step(lambda: contender.step(short), device, 2)
-    host = seconds_a_step(lambda: contender.step(short), device, 2 * TURN)
-    found = {"tokens": ids.numel(), **contender.counts(), **summed_up(values, ids.numel())}
-    return found | {"peak_bytes": peak, "host_ms": 1e3 * host}
-
-
-def in_turns(
-    names: list[str], shape: dict[str, int], n: int, tokens: int, device: str, seconds: float
-) -> list[dict[str, Any]]:
-    """A record a contender, measured turn by turn; one that fails says why."""
-    forget(device)
-    ids = random_ids(n, tokens, device)
-    ready: dict[str, Contender] = {}
-    records = {name: {"contender": name, "n": n, "tokens": ids.numel()} for name in names}
-    for name in names:
-        try:
-            contender = Contender(name, shape, n, device)
-            seconds_a_step(lambda c=contender: c.step(ids), device, 3)
-            ready[name] = contender
-        except Exception as error:
-            records[name]["skipped"] = first_line(error)
-    times: dict[str, list[float]] = {name: [] for name in ready}
-    end, rounds = time.monotonic() + seconds, 0
-    while ready and rounds < ENOUGH and (time.monotonic() < end or rounds < 3):
-        order = list(ready.items())
-        shift = rounds % len(order)  # each follows each
-        for name, contender in order[shift:] + order[:shift]:
-            times[name].append(seconds_a_step(lambda c=contender: c.step(ids), device))
-        rounds += 1
-    for name, values in times.items():
-        records[name] |= summed_up(values, ids.numel())
-    return list(records.values())
-
-
-def bars(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The share of the tokens a second that each costs, against the baseline of its kind."""
-    found = []
-    speed = {(r["contender"], r["n"]): r.get("tokens_a_second") for r in records}
-    for (name, n), value in speed.items():
-        compiled = name.endswith(COMPILED)
-        base = speed.get((BASELINE + COMPILED * compiled, n))
-        if name.startswith(BASELINE) or value is None or base is None:
-            continue
-        cost, limit = 1 - value / base, BARS.get(name.removesuffix(COMPILED))
-        held = None if limit is None else cost <= limit
-        found.append({"what": name, "n": n, "cost": cost, "limit": limit, "held": held})
+def groups(lengths: list[int], tokens: list[int], compiled: bool) -> list[Group]:
+    """What takes turns: first as called; with `compiled` then the other two modes."""
+    eager = [BASELINE, "nope", TISA, SHAW]
+    found: list[Group] = [(n, many, eager) for n in lengths for many in tokens]
+    for mode in (GRAPHED, COMPILED) if compiled else ():
+        names = [named(name, mode) for name in (BASELINE, TISA, SHAW)]
+        found += [(n, min(tokens), names) for n in lengths]
     return found
 
 
-def told(record: dict[str, Any]) -> str:
+def bars(turns: list[Record], article: list[Record]) -> list[Record]:
+    """The share of tokens a second and of the GPU's time that each costs.
+
+    Against the baseline of the same length, tokens and mode; the article's algorithm, whose tokens
+    may be fewer, against that with the fewest tokens. Time on the GPU is counted a token.
+    """
+    base: dict[tuple[int, int, str], Record] = {}
+    for record in turns:
+        plain, mode = taken_apart(record["contender"])
+        if plain == BASELINE and "skipped" not in record:
+            base[record["n"], record["tokens"], mode] = record
+    pairs: list[tuple[Record, Record | None]] = []
+    for record in turns:
+        plain, mode = taken_apart(record["contender"])
+        if plain != BASELINE:
+            pairs.append((record, base.get((record["n"], record["tokens"], mode))))
+    for record in article:
+        near = [key for key in base if key[0] == record["n"] and key[2] == EAGER]
+        pairs.append((record, base[min(near)] if near else None))
+    return [_bar(own, its) for own, its in pairs if its is not None and "skipped" not in own]
+
+
+def _bar(own: Record, base: Record) -> Record:
+    plain, mode = taken_apart(own["contender"])
+    cost, limit = 1 - own["tokens_a_second"] / base["tokens_a_second"], BARS.get(plain)
+    mine, its = ((r.get("gpu_ms") or 0.0) / r["tokens"] for r in (own, base))
+    return {
+        "what": own["contender"],
+        "n": own["n"],
+        "tokens": own["tokens"],
+        "mode": mode,
+        "cost": cost,
+        "gpu_cost": 1 - its / mine if its and mine else None,
+        "limit": limit,
+        "held": None if limit is None else cost <= limit,
+    }
+
+
+def told(record: Record) -> str:
+    where = f"n = {record['n']}, {record['contender']}"
     if "skipped" in record:
-        return f"n = {record['n']}, {record['contender']}: {record['skipped'][:160]}"
-    ms, gigabytes = record["ms"], (record.get("peak_bytes") or 0) / 1e9
-    more = f", {gigabytes:.1f} GB, host {record['host_ms']:.1f} ms" if "host_ms" in record else ""
-    return (
-        f"n = {record['n']}, {record['contender']}: {record['tokens_a_second'] / 1e3:,.0f}k "
-        f"tokens/s, {ms['median']:.1f} ({ms['q20']:.1f} to {ms['q80']:.1f}) ms{more}"
-    )
+        return f"{where}: {record['skipped'][:160]}"
+    ms = record["ms"]
+    said = [
+        f"{record['tokens_a_second'] / 1e3:,.0f}k tokens/s of {record['tokens']:,}",
+        f"{ms['median']:.1f} ({ms['q20']:.1f} to {ms['q80']:.1f}) ms",
+    ]
+    if record.get("gpu_ms") is not None:
+        said.append(f"GPU {record['gpu_ms']:.1f} ms, {record['launches']:,} launches")
+    if record.get("peak_bytes") is not None:
+        said.append(f"{record['peak_bytes'] / 1e9:.1f} GB")
+    if "host_ms" in record:
+        said.append(f"host {record['host_ms']:.1f} ms")
+    return f"{where}: {', '.join(said)}"
+
+
+def told_bar(bar: Record) -> str:
+    verdict = {True: "held", False: "missed", None: ""}[bar["held"]]
+    limit = "" if bar["limit"] is None else f" (at most {bar['limit']:.0%})"
+    gpu = "" if bar["gpu_cost"] is None else f", GPU {bar['gpu_cost']:+.1%}"
+    where = f"n = {bar['n']}, {bar['tokens']:,} tokens, {bar['what']}"
+    return f"BAR {where}: {bar['cost']:+.1%}{limit} {verdict}{gpu}"
+
+
+class Costs:
+    """The measurements, in order, written to `out` after each part."""
+
+    def __init__(self, found: dict[str, Any], out: Path, shape: Shape, device: str) -> None:
+        self.found = found | {"bars": [], "turns": [], "alone": []}
+        self.out, self.shape, self.device = out, shape, device
+
+    def keep(self) -> None:
+        """Write what there is."""
+        article = [r for r in self.found["alone"] if r["contender"] == ARTICLE]
+        self.found["bars"] = bars(self.found["turns"], article)
+        save(self.found, self.out)
+
+    def take_turns(self, group: Group, seconds: float) -> None:
+        """Time a group, then profile it: should that end the process, the times are there."""
+        n, tokens, names = group
+        records, ready = in_turns(names, self.shape, n, tokens, self.device, seconds)
+        self.found["turns"] += records
+        self.keep()
+        for record in records:
+            if record["contender"] in ready:
+                record |= profiled(ready[record["contender"]], n, tokens)
+            print(told(record), flush=True)
+        ready.clear()
+        if taken_apart(names[0])[1] != EAGER:
+            torch.compiler.reset()  # memory of graphs; and the next length is no dynamic shape
+        self.keep()
+
+    def leave_out(self, group: Group) -> None:
+        """Say that there was no time for a group."""
+        n, tokens, names = group
+        for name in names:
+            record = {"contender": name, "n": n, "tokens": tokens, "mode": taken_apart(name)[1]}
+            self.found["turns"].append(record | {"skipped": SPENT})
+            print(told(self.found["turns"][-1]), flush=True)
+        self.keep()
+
+    def measure(
+        self, name: str, n: int, tokens: int, seconds: float | None, *, host: bool = False
+    ) -> None:
+        """One alone; without seconds it is said that there were none."""
+        record: Record = {"contender": name, "n": n, "skipped": SPENT}
+        if seconds is not None:
+            kernels = name == ARTICLE
+            record = alone(
+                name, self.shape, n, tokens, self.device, seconds, host=host, kernels=kernels
+            )
+        self.found["alone"].append(record)
+        self.keep()
+        print("alone " + told(record), flush=True)
+
+
+def measured(costs: Costs, plan: list[Group], methods: tuple[str, ...], seconds: float) -> None:
+    """Bars, the article, then every method alone."""
+    start = time.monotonic()
+    eager = sum(taken_apart(names[0])[1] == EAGER for _, _, names in plan)
+    for group in plan:
+        if taken_apart(group[2][0])[1] == EAGER:
+            costs.take_turns(group, EAGER_SHARE * seconds / eager)
+        elif time.monotonic() < start + COMPILE_UNTIL * seconds:
+            costs.take_turns(group, COMPILED_SHARE * seconds / (len(plan) - eager))
+        else:
+            costs.leave_out(group)
+    for bar in costs.found["bars"]:
+        print(told_bar(bar), flush=True)
+    forget(costs.device)
+    gc.freeze()  # what is there stays; to look through it before each would take longer than a step
+    lengths = list(dict.fromkeys(n for n, _, _ in plan))
+    fewest = min(tokens for _, tokens, _ in plan)
+    singles = [(name, n) for name in (ARTICLE, BASELINE, *methods) for n in lengths]
+    for place, (name, n) in enumerate(singles):
+        left = start + seconds - time.monotonic()
+        each = min(max(left, 0.0) / (len(singles) - place) / 2, EACH)
+        late = left < 0 and name != ARTICLE  # which is asked for, as the bars are
+        costs.measure(name, n, fewest, None if late else each, host=n == lengths[0])
+    gc.unfreeze()
+    for bar in costs.found["bars"]:
+        if bar["what"] == ARTICLE:
+            print(told_bar(bar), flush=True)
+
+
+def warm(share: str, plan: list[Group], methods: tuple[str, ...], costs: Costs, end: float) -> None:
+    """One step of every N-th contender, so that what it compiles lies in the caches."""
+    place, _, of = share.partition("/")
+    if not (place.isdigit() and of.isdigit() and int(place) < int(of)):
+        raise SystemExit(f"--warm takes I/N with 0 <= I < N, got {share}.")
+    fewest = min(tokens for _, tokens, _ in plan)
+    turns = [(name, n) for n, tokens, names in plan if tokens == fewest for name in names]
+    slow = sorted(turns, key=lambda job: taken_apart(job[0])[1] == EAGER)
+    lengths = dict.fromkeys(n for n, _, _ in plan)
+    jobs = list(dict.fromkeys([*slow, *((name, n) for name in methods for n in lengths)]))
+    for name, n in jobs[int(place) :: int(of)]:
+        if time.monotonic() > end:
+            print(f"warm: n = {n}, {name}: {SPENT}", flush=True)
+            continue
+        try:
+            contender = Contender(name, costs.shape, n, costs.device)
+            ids = random_ids(n, fewest, costs.device)
+            took = seconds_a_step(lambda c=contender, x=ids: c.step(x), costs.device, 1)
+            said = f"{took:.0f} s"
+            del contender, ids
+        except Exception as error:
+            said = first_line(error)
+        print(f"warm: n = {n}, {name}: {said}", flush=True)
+        torch.compiler.reset()  # else the next length would be compiled as a dynamic one
+        forget(costs.device)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -253,9 +255,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--lengths", default="512,4096")
-    parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--compile", action="store_true", help="the bars under torch.compile too")
+    parser.add_argument("--tokens", default=TOKENS, help="a step, for the bars; one or several")
+    parser.add_argument("--compile", action="store_true", help="bars of compiled models too")
     parser.add_argument("--commit", help="of these sources, where git is not at hand")
+    parser.add_argument("--warm", metavar="I/N", help="measure nothing, fill the caches")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = {
@@ -263,44 +266,21 @@ def main(arguments: list[str] | None = None) -> None:
         "num_hidden_layers": options.layers,
         "num_attention_heads": options.heads,
     }
-    lengths = [int(n) for n in options.lengths.split(",")]
+    lengths, tokens = (
+        [int(n) for n in text.split(",")] for text in (options.lengths, options.tokens)
+    )
     methods = tuple(options.methods.split(";")) if options.methods else METHODS
     facts = machine(device)
     if options.commit:
         facts["commit"] = options.commit
-    config = {**shape, "vocab_size": VOCABULARY, "tokens": options.tokens, "steps_a_turn": TURN}
+    config = {**shape, "vocab_size": VOCABULARY, "tokens": tokens, "steps_a_turn": TURN}
     config |= {"dtype": "bfloat16 autocast", "optimizer": "AdamW", "dropout": 0.0}
-    contenders = [BASELINE, "nope", TISA, SHAW]
-    if options.compile:
-        contenders += [name + COMPILED for name in (BASELINE, TISA, SHAW)]
-    singles = [(n, name) for n in lengths for name in (BASELINE, ARTICLE, *methods)]
-    end = time.monotonic() + options.seconds
-    turns = options.seconds / 3 / len(lengths)
-    each = min(options.seconds / 3 / len(singles), EACH)
-    found: dict[str, Any] = {"config": config, "machine": facts, "bars": [], "turns": []}
-    found["alone"] = []
-
-    def keep() -> None:
-        found["bars"] = bars(found["turns"])
-        save(found, options.out)
-
-    for n in lengths:  # the bars first: they are what is asked for
-        found["turns"] += in_turns(contenders, shape, n, options.tokens, device, turns)
-        keep()
-        for record in found["turns"]:
-            if record["n"] == n:
-                print(told(record), flush=True)
-    for bar in found["bars"]:
-        verdict = {True: "held", False: "missed", None: ""}[bar["held"]]
-        limit = "" if bar["limit"] is None else f" (at most {bar['limit']:.0%})"
-        print(f"BAR n = {bar['n']}, {bar['what']}: {bar['cost']:+.1%}{limit} {verdict}", flush=True)
-    for n, name in singles:
-        if time.monotonic() > end:
-            print(f"n = {n}, {name}: not measured, the time is spent", flush=True)
-            continue
-        found["alone"].append(alone(name, shape, n, options.tokens, device, each))
-        keep()
-        print("alone " + told(found["alone"][-1]), flush=True)
+    costs = Costs({"config": config, "machine": facts}, options.out, shape, device)
+    plan = groups(lengths, tokens, options.compile)
+    if options.warm:
+        warm(options.warm, plan, methods, costs, time.monotonic() + options.seconds)
+    else:
+        measured(costs, plan, methods, options.seconds)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -185,7 +186,27 @@ def gathered(config: LMConfig, source: Source, out: Path, facts: dict[str, objec
                 found.append(job if pictures and not job.stopped else job.lighter())
                 pictures = pictures and bool(job.stopped)
     data = {key: str(value) for key, value in source.facts().items()}
-    return Language(config.plain(), data, dict(facts), tuple(found))
+    return Language(config.plain(), data, with_commits(found, out / RESULTS, facts), tuple(found))
+
+
+def with_commits(jobs: list[Job], path: Path, facts: dict[str, object]) -> dict[str, Any]:
+    """Where the jobs ran; `commits` says which ran at which, if not all ran at one.
+
+    What the last results had ran there, all else here: an unpacked state may be of other sources.
+    """
+    names = [f"{job.method}.{job.seed}" for job in jobs]
+    last = Language.load(path) if path.is_file() else None
+    if last is None or not last.jobs:
+        return dict(facts)
+    alone = {str(last.machine["commit"]): [f"{job.method}.{job.seed}" for job in last.jobs]}
+    commits: dict[str, list[str]] = {**last.machine.get("commits", alone)}
+    had = {name for some in commits.values() for name in some}
+    new = [name for name in names if name not in had]
+    if not new:
+        return last.machine
+    here = str(facts["commit"])
+    commits[here] = [*commits.get(here, []), *new]
+    return {**facts, "commits": commits} if len(commits) > 1 else dict(facts)
 
 
 def show(results: Language) -> None:

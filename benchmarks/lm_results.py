@@ -92,9 +92,10 @@ def with_costs(results: Language, costs: dict[str, Any] | None) -> RankTable:
             for cells in (head, *rows):
                 del cells[place]
     head[-1:-1] = ["tokens/s", "memory"]
-    tokens = {r["tokens"] for r in alone.values() if "tokens" in r}
+    tokens = set()
     for row in rows:
         found = alone.get(row[0], {})
+        tokens |= {found["tokens"]} if "tokens" in found else set()
         speed, peak = found.get("tokens_a_second"), found.get("peak_bytes")
         row[-1:-1] = [
             NONE if speed is None else f"{speed:,.0f}",

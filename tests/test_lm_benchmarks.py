@@ -1,9 +1,9 @@
 """The scripts of the language-modelling comparison, on sizes that any machine can run."""
 
-import importlib.util
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import lm_bigram
+import lm_clock
+import lm_contender
 import lm_cost
 import lm_gpu
 import lm_results
@@ -18,8 +20,9 @@ import lm_trials
 from lm_settings import text_file
 from lm_work import work
 from lm_workers import share_out
+from make_tables import TABLES
+from tables.stored import Stored
 from whence.analysis.language import Language
-from whence.models import WhenceForCausalLM
 
 
 def shared(
@@ -106,8 +109,9 @@ def measured(folder: Path) -> str:
     out = folder / "cost.json"
     sizes = ["--layers", "1", "--heads", "2", "--width", "32", "--lengths", "16", "--tokens", "32"]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"VOCABULARY": 64, "ENOUGH": 3, "EACH": 0.0}.items():
-            patch.setattr(lm_cost, name, value)
+        patch.setattr(lm_contender, "VOCABULARY", 64)
+        patch.setattr(lm_clock, "ENOUGH", 3)
+        patch.setattr(lm_cost, "EACH", 0.0)
         lm_cost.main(["--out", str(out), "--seconds", "90", "--methods", "learned", *sizes])
     return out.read_text()
 
@@ -119,7 +123,7 @@ def costs(measured: str) -> dict[str, Any]:
 
 
 def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
-    state: Path, costs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, costs: dict[str, Any], tmp_path: Path
 ) -> None:
     costs["alone"][2]["n"] = 32  # learned, as if measured at the length of training
     cost, out = tmp_path / "made.json", tmp_path / "results" / "lm"
@@ -136,20 +140,13 @@ def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
     lm_results.main(["--out", str(out)])  # from its own files
     assert {path: path.read_bytes() for path in out.rglob("*.md")} == before
 
-    path = Path(__file__).parent.parent / "docs" / "make_tables.py"
-    spec = importlib.util.spec_from_file_location("make_tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
     lm_results.main(["--state", str(state), "--light", "--out", str(out / "half_rate")])
     assert not (out / "half_rate" / "figures").exists()
     assert all(not x.attention for x in Language.load(out / "half_rate" / "lm.json").jobs)
     stored = Path(__file__).parent.parent / "results" / "lm"
     for name in ("trials.json", "bigram.json", "embedding_scale.json"):  # of scripts of their own
         shutil.copy(stored / name, out)
-    made = {name: make() for name, make in tables.TABLES.items() if name.startswith("lm_")}
+    made = {name: make(Stored(tmp_path)) for name, make in TABLES.items() if name[:3] == "lm_"}
     assert not [name for name, text in made.items() if "Not measured" in text]
     assert made["lm_losses"] == table
     assert "at most 3%" in made["lm_bars"]
@@ -157,8 +154,27 @@ def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
     (row,) = (x for x in made["lm_seeds"].splitlines() if x.startswith("| `learned`"))
     loss = Language.load(out / "lm.json").jobs[1].loss(32)
     assert loss is not None
-    assert row == f"| `learned` | {loss.loss:.3f} | {loss.loss:.3f} |"
+    assert row == f"| `learned` | {loss.loss:.3f} | {loss.loss:.3f} | +0.000 |"
+    assert "1 seeds" in made["lm_short"]
     assert "`learned`" not in made["lm_far"]  # it has no loss beyond its table
+
+
+def test_jobs_that_ran_at_another_commit_than_the_state_they_joined_are_named(
+    state: Path, folder: Path, tmp_path: Path
+) -> None:
+    path = folder / "second" / "lm.json"
+    there = Language.load(path)
+    jobs = list(there.jobs)
+    assert lm_gpu.with_commits(jobs, path, {"commit": "def"}) == there.machine  # none ran
+    more = [*jobs, replace(jobs[0], seed=1)]
+    found = lm_gpu.with_commits(more, path, there.machine | {"commit": "def"})
+    assert found["commits"] == {"abc": ["nope.0", "learned.0"], "def": ["nope.1"]}
+    joined = replace(there, machine=found, jobs=tuple(more))
+    joined.save(tmp_path / "results" / "lm" / "lm.json")
+    assert "commit abc, but nope.1 at commit def." in TABLES["lm_setting"](Stored(tmp_path))
+    last = [*more, replace(jobs[0], seed=2)]  # and once more from there
+    again = lm_gpu.with_commits(last, tmp_path / "results" / "lm" / "lm.json", found)
+    assert again["commits"]["def"] == ["nope.1", "nope.2"]
 
 
 def test_a_comparison_whose_costs_were_not_reached_shows_none(
@@ -191,57 +207,3 @@ def test_pairs_are_counted_as_the_formula_says() -> None:
         assert model.loss(np.asarray(pair)) == pytest.approx(-np.log(p))
     p = [np.exp(-model.loss(np.asarray([0, w]))) for w in range(4)]
     assert sum(p) == pytest.approx(1)
-
-
-def test_the_cost_of_position_is_measured_alone_and_in_turns(costs: dict[str, Any]) -> None:
-    names = [record["contender"] for record in costs["turns"]]
-    assert names == [lm_cost.BASELINE, "nope", lm_cost.TISA, lm_cost.SHAW]
-    alone = {record["contender"]: record for record in costs["alone"]}
-    assert set(alone) == {lm_cost.BASELINE, lm_cost.ARTICLE, "learned"}
-    for record in (*costs["turns"], *costs["alone"]):
-        assert "skipped" not in record
-        assert 0 < record["ms"]["q20"] <= record["ms"]["median"] <= record["ms"]["q80"]
-        assert record["tokens"] == 32
-    own = alone["learned"]["positional"]
-    assert alone["learned"]["parameters"] - own == alone[lm_cost.BASELINE]["parameters"]
-    assert [(bar["what"], bar["limit"]) for bar in costs["bars"]] == [
-        ("nope", None),
-        (lm_cost.TISA, 0.03),
-        (lm_cost.SHAW, 0.07),
-    ]
-    assert {"gpu", "commit"} & set(costs["machine"])
-
-
-def test_a_model_too_large_for_memory_is_measured_with_fewer_sequences(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lm_cost, "VOCABULARY", 64)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    forward = WhenceForCausalLM.forward
-
-    def limited(self: Any, *, input_ids: Any, **more: Any) -> Any:
-        if len(input_ids) > room:
-            raise lm_cost.torch.OutOfMemoryError("no room")
-        return forward(self, input_ids=input_ids, **more)
-
-    monkeypatch.setattr(WhenceForCausalLM, "forward", limited)
-    room = 2
-    found = lm_cost.alone("nope", shape, 16, 128, "cpu", 0.0)
-    assert found["tokens"] == 32
-    room = 0
-    found = lm_cost.alone("nope", shape, 16, 128, "cpu", 0.0)
-    assert found["skipped"] == "out of memory with one sequence of 16"
-
-
-def test_a_bar_is_held_up_to_its_share_of_the_baselines_speed() -> None:
-    speeds = {lm_cost.BASELINE: 100.0, lm_cost.TISA: 97.5, lm_cost.SHAW: 92.0}
-    records: list[dict[str, Any]] = [
-        {"contender": name, "n": 512, "tokens_a_second": speed} for name, speed in speeds.items()
-    ]
-    records.append({"contender": lm_cost.TISA, "n": 4096, "skipped": "out of memory"})
-    found = lm_cost.bars(records)
-    assert [(bar["what"], bar["held"]) for bar in found] == [
-        (lm_cost.TISA, True),
-        (lm_cost.SHAW, False),
-    ]
-    assert found[0]["cost"] == pytest.approx(0.025)

@@ -1,14 +1,12 @@
 """README and docs: every block runs and prints what it says, tables and links are up to date."""
 
 import contextlib
-import importlib.util
 import io
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +14,9 @@ import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from tables.gpu import gpu, gpu_short
+from tables.methods import spec_with_defaults
+from tables.stored import Stored
 from whence import METHODS, build
 from whence.analysis import families
 from whence.bench import PEERS
@@ -38,15 +39,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
-
-
-def make_tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "docs" / "make_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def lines(text: str) -> list[str]:
@@ -145,7 +137,7 @@ def test_the_method_and_the_family_in_contributing_are_what_they_say() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_spec_that_the_docs_print_builds_the_method_with_its_defaults(name: str) -> None:
-    spec = make_tables().spec_with_defaults(name)
+    spec = spec_with_defaults(name)
     with torch.device("meta"):
         plain, spelled = (build(text, n_heads=4, d_head=16) for text in (name, spec))
     assert [p.shape for p in spelled.parameters()] == [p.shape for p in plain.parameters()]
@@ -156,13 +148,10 @@ def test_the_tables_are_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_gpu_section_is_there_when_its_results_are_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = make_tables()
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
-    assert tables.gpu() == ""
-    assert "Not measured yet" in tables.gpu_short()
+def test_the_gpu_section_is_there_when_its_results_are_and_not_before(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+    assert gpu(stored) == ""
+    assert "Not measured yet" in gpu_short(stored)
     size = {"mode": "both", "n": 512, "d_head": 64, "batch": 32, "causal": False}
     ours = {"contender": "whence:fused", "method": "tisa:kernels=5", **size}
     rows = [
@@ -182,7 +171,7 @@ def test_the_gpu_section_is_there_when_its_results_are_and_not_before(
     path.parent.mkdir(parents=True)
     results = {"config": config, "machine": machine, "records": rows, "bars": bars}
     path.write_text(json.dumps(results))
-    section = tables.gpu()
+    section = gpu(stored)
     assert "## Attention on a GPU" in section
     assert "16,384 tokens a batch, bfloat16" in section
     assert "| TISA over FA2 | 0.99 | at most 1.6 | held | abc |" in section
@@ -191,7 +180,7 @@ def test_the_gpu_section_is_there_when_its_results_are_and_not_before(
     assert "| `tisa:kernels=5`, whence, fused | 1.23 ms, 57 MB |\n" in section
     assert "| FlashAttention-2, no bias | 99.50 ms, 1 MB |" in section
     assert "- `tisa:kernels=5`, eager, n x n, n = 512: needs about 200 GB" in section
-    short = tables.gpu_short()
+    short = gpu_short(stored)
     assert "| `whence`, TISA with its gradients | 1.23 ms, 57 MB |\n| FlashAttention-2" in short
 
 

@@ -1,0 +1,1 @@
+"""The tables of the docs, a file a topic; docs/make_tables.py writes them into the pages."""

@@ -1,0 +1,146 @@
+"""Attention on a GPU: bars, and a table for each kind of call."""
+
+from typing import Any
+
+from tables.stored import MISSING, Stored
+from whence.bench import CONTENDERS as BENCHED
+
+TISA = "tisa:kernels=5"
+RUNS = ("gpu/bars.json", "gpu/flex.json", "gpu/bars_before.json")  # the newest first
+SECTION = """
+## Attention on a GPU
+
+One layer's attention: {n_heads} heads, {tokens:,} tokens a batch, {dtype}. The position method is
+part of the step: its curve or tables are evaluated and, with a backward, get their gradients, as do
+q, k and v. Median time as called, and the most memory beyond the inputs.
+
+Nothing was timed before it was exact. A kernel's output and gradients, at the size that is timed,
+are at most twice as far from float64 as PyTorch's own in the same dtype, where an error below
+0.05 % of a tensor's size (0.2 % for a method's own parameters) counts as that much. The peers in
+plain PyTorch (eager, SDPA with a dense bias, the article's algorithm) equal the definition in
+float64, at up to 512 tokens. The stricter check is `benchmarks/gpu_exactness.py`.
+
+Measured on {gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python},
+commit {commit}; what the GPU's time did not suffice for is from an earlier commit, named beside it.
+Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the host,
+and hosts differ by half; from a CUDA graph it is the GPU's time alone. All numbers, with quantiles:
+[results/gpu](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
+"""
+
+
+def gpu(stored: Stored) -> str:
+    """The whole section on one GPU, or nothing where it has not been measured.
+
+    What the newest run did not reach is from one before it, with its commit.
+    """
+    runs = [results for results in map(stored.json, RUNS) if results is not None]
+    if not runs:
+        return ""
+    parts = [SECTION.format(**runs[0]["config"], **runs[0]["machine"]), "\n", _bars(runs)]
+    seen: set[tuple[Any, ...]] = set()
+    for results in runs:
+        fresh = [r for r in results["records"] if _point(r) not in seen]
+        seen |= {_point(r) for r in fresh}
+        groups = dict.fromkeys(_group(record) for record in fresh)
+        for mode, d_head, causal, batch in sorted(groups, key=str):
+            mine = [r for r in fresh if _group(r) == (mode, d_head, causal, batch)]
+            words = {"both": "Forward and backward", "forward": "Forward", "decode": "Decoding"}
+            heading = f"{words[mode]}, heads of {d_head}"
+            heading += ", causal" * (causal and mode != "decode")
+            several = "" if batch is None else f", {batch} sequences"
+            heading += ", 1 sequence" if batch == 1 else several
+            heading += f" (commit {results['machine']['commit'][:7]})"
+            parts += [f"\n### {heading}\n\n", _table(mine), _left_out(mine)]
+    return "".join(parts)
+
+
+def gpu_short(stored: Stored) -> str:
+    """For the README: TISA on one GPU against what there is, time and memory over n."""
+    results = stored.json("gpu/bars.json")
+    if results is None:
+        return MISSING.format("python benchmarks/gpu.py")
+    names = {
+        ("whence:fused", TISA): "`whence`, TISA with its gradients",
+        ("replayed", TISA): "the same, from a CUDA graph",
+        ("flash", "nope"): "FlashAttention-2, no bias",
+        ("cudnn", "nope"): "cuDNN, no bias",
+        ("flex-best", TISA): "FlexAttention, the same bias, best tiles",
+        ("eager", TISA): "eager, the same bias",
+    }
+    records = [*results["records"]]
+    for record in results["records"]:
+        if record["contender"] == "whence:fused" and record.get("graph_ms"):
+            records.append({**record, "contender": "replayed", "ms": record["graph_ms"]})
+    peers = stored.json("gpu/flex.json")
+    if peers is not None:
+        records += [r for r in peers["records"] if r["contender"] == "flex-best"]
+    usual = [r for r in records if _group(r) == ("both", 64, False, None)]
+    mine = [r for r in usual if (r["contender"], r["method"]) in names and r["n"] <= 16_384]
+    where = "{gpu}, torch {torch}, commit {commit}".format(**results["machine"])
+    return _table(mine, names) + (
+        f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}.\n"
+    )
+
+
+def _group(record: dict[str, Any]) -> tuple[Any, ...]:
+    """One table each: the batch follows from n, except when decoding."""
+    batch = record["batch"] if record["mode"] == "decode" else None
+    return record["mode"], record["d_head"], record["causal"], batch
+
+
+def _point(record: dict[str, Any]) -> tuple[Any, ...]:
+    return (*_group(record), record["contender"], record["method"], record["n"])
+
+
+def _bars(runs: list[dict[str, Any]]) -> str:
+    """Every bar by the newest run that has a figure for it; both sides are of one run."""
+    lines = ["| | measured | promised | | commit |", "|---|---:|---|---|---|"]
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    for results in runs:
+        for bar in results["bars"]:
+            if bar["what"] not in found or found[bar["what"]][0]["value"] is None:
+                found[bar["what"]] = bar, results["machine"]["commit"][:7]
+    for bar, commit in found.values():
+        value = "-" if bar["value"] is None else f"{bar['value']:.2f}"
+        limit = "" if bar["limit"] is None else f"{bar['rule']} {bar['limit']:g}"
+        word = {True: "held", False: "missed", None: ""}[bar["held"]]
+        if bar["value"] is None:
+            word = "not measured"
+        lines.append(f"| {bar['what']} | {value} | {limit} | {word} | {commit} |")
+    return "\n".join(lines) + "\n"
+
+
+def _table(records: list[dict[str, Any]], names: dict[tuple[str, str], str] | None = None) -> str:
+    lengths = sorted({record["n"] for record in records})
+    cells = {(r["contender"], r["method"], r["n"]): _cell(r) for r in records}
+    found = dict.fromkeys((r["contender"], r["method"]) for r in records)
+    lines = [
+        "| | " + " | ".join(f"n = {n:,}" for n in lengths) + " |",
+        "|---|" + "---:|" * len(lengths),
+    ]
+    for contender, method in [key for key in names if key in found] if names else found:
+        title = names[contender, method] if names else _title(contender, method)
+        shown = (cells.get((contender, method, n), "") for n in lengths)
+        lines.append(f"| {title} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _title(contender: str, method: str) -> str:
+    title = BENCHED[contender].title
+    return title if method == "nope" else f"`{method}`, {title}"
+
+
+def _cell(record: dict[str, Any]) -> str:
+    if record["ms"] is None:
+        return "-"
+    return f"{record['ms']['median']:,.2f} ms, {record['extra_bytes'] / 1e6:,.0f} MB"
+
+
+def _left_out(records: list[dict[str, Any]]) -> str:
+    """Why a cell has a dash."""
+    lines = [
+        f"- {_title(r['contender'], r['method'])}, n = {r['n']:,}: {r['skipped']}\n"
+        for r in records
+        if r["skipped"]
+    ]
+    return "\nLeft out:\n\n" + "".join(lines) if lines else ""
