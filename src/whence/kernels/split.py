@@ -56,11 +56,7 @@ def far_gradients(
     """What the far keys give to the gradients of q, k and v."""
     plain, start, tokens = _plain(q, v), numbers.far, by_token(q)
     m = q.shape[2] - start
-    whole = lse * LN2
-    left_lse, right_lse = whole, whole
     first, last = None, None
-    if inputs.tails is not None:
-        left_lse, right_lse = whole - inputs.tails[0], whole - inputs.tails[2]
     if inputs.table is not None:
         first, last = inputs.table[:, 0].contiguous(), inputs.table[:, -1].contiguous()
     right = None
@@ -71,7 +67,7 @@ def far_gradients(
                 copied(d_out, 0, d_turned, reverse=True),
                 *_turned(q, k, v, start),
                 copied(out, 0, turned, reverse=True, minus=last),
-                right_lse[:, :, :m].flip(2),
+                _far_lse(lse, inputs.tails, 2, slice(m)).flip(2),
                 numbers.scale,
             )
             right = _all_packed(found, tokens)
@@ -84,7 +80,7 @@ def far_gradients(
         k[:, :, :m],
         v[:, :, :m],
         left_out,
-        left_lse[:, :, start:].contiguous(),
+        _far_lse(lse, inputs.tails, 0, slice(start, None)),
         numbers.scale,
     )
     beside.join(*(right or ()))
@@ -102,6 +98,15 @@ def _turned(q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor
     q_room, k_room, v_room = (empty_rows(x[:, :, :m].shape, x, tokens) for x in (q, k, v))
     keys, values = copied(k, start, k_room, reverse=True), copied(v, start, v_room, reverse=True)
     return copied(q, 0, q_room, reverse=True), keys, values
+
+
+def _far_lse(lse: Tensor, tails: Tensor | None, side: int, rows: slice) -> Tensor:
+    """Of the whole row in base e, less the tail: what a plain kernel subtracts from its logits."""
+    whole = lse[:, :, rows] * LN2
+    if tails is not None:
+        tail = tails[side]
+        whole -= tail if tail.shape[-1] == 1 else tail[:, :, rows]
+    return whole
 
 
 def _flat(lse: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ TABLE = {  # by compute capability; only that of the H200 was measured
     (9, 0): BuiltIn(
         227 << 10,
         {
-            64: TileSet(Tiles(128, 64, 4, 3), Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), 64),
+            64: TileSet(Tiles(128, 64, 8, 3), Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), 64),
             128: TileSet(Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3), 64),
             256: TileSet(Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2), 64),
         },

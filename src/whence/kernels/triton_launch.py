@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 from whence.kernels.beside import Beside
+from whence.kernels.tiles_suited import (
+    Kind,
+    band_programs,
+    forward_tiles,
+    key_tiles,
+    query_tiles,
+)
 from whence.kernels.triton_band import band_kernel, collect_kernel
 from whence.kernels.triton_decode import decode
 from whence.kernels.triton_edges import shared
@@ -34,9 +41,6 @@ from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
 from whence.kernels.triton_rows import empty_rows
 from whence.launcher import launch
-
-NEAR = 32  # keys a step near the diagonal: look-ups take registers and shared memory
-BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
 
 
 def forward(
@@ -82,7 +86,8 @@ def forward(
         return out, rest, lse, mass, None
     band = laid_out(q, inputs, numbers, far) if band is None else band
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
-    tiles = _suited(tiles, by_row, near_alone=far is not None)
+    kind = Kind(q.shape[-1], n_q, by_row, far is not None, numbers.after == 0)
+    tiles, near = forward_tiles(tiles, kind)
     launch(
         forward_kernel,
         (_ceil(n_q, tiles.rows), b * h),
@@ -102,7 +107,7 @@ def forward(
         GROUPS=h // k.shape[1],
         BLOCK_M=tiles.rows,
         BLOCK_N=tiles.keys,
-        NEAR_N=min(tiles.keys, NEAR),
+        NEAR_N=near,
         STAGES=tiles.stages,
         BAND=inputs.band is not None,
         **flags_of(inputs, numbers),
@@ -153,8 +158,9 @@ def backward(
     (b, h, n_q, d), (h_kv, n_k) = q.shape, k.shape[1:3]
     band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
-    by_rows = _suited(by_rows, by_row, near_alone=far is not None)
-    by_keys = _suited_keys(by_keys, d, by_row, near_alone=far is not None)
+    kind = Kind(d, n_q, by_row, far is not None, numbers.after == 0)
+    by_rows, near_keys = query_tiles(by_rows, kind)
+    by_keys, near_rows = key_tiles(by_keys, kind)
     pair = torch.empty(b, h, n_q, 2, dtype=torch.float32, device=q.device)  # lse and delta
     tokens = tokens_of(q, k, numbers)
     d_q, d_k, d_value = (empty_rows(x.shape, x, tokens) for x in (q, k, v))
@@ -211,7 +217,7 @@ def backward(
         GROUPS=h // h_kv,
         BLOCK_M=by_rows.rows,
         BLOCK_N=by_rows.keys,
-        NEAR_N=min(by_rows.keys, NEAR),
+        NEAR_N=near_keys,
         STAGES=by_rows.stages,
         EVEN=n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0,
         ROW_BAND=row_band,
@@ -241,7 +247,7 @@ def backward(
         BLOCK_M=by_keys.rows,
         BLOCK_N=by_keys.keys,
         SIDES=sides is not None,
-        NEAR_M=min(by_keys.rows, NEAR if by_row or far is not None or d > 64 else by_keys.rows),
+        NEAR_M=near_rows,
         STAGES=by_keys.stages,
         **elsewhere,
         EVEN=n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0,
@@ -275,7 +281,7 @@ def _shared_band(
     # take every n-th of them, and cut those that are there into as many shares as there is room
     # for, so that the GPU is kept busy.
     slots = min(diagonals, 8 if inputs.extent is not None else 64)
-    busy = BUSY // max(1, min(slots, 4) * h * batches)
+    busy = band_programs(n_q) // max(1, min(slots, 4) * h * batches)
     parts = max(1, min(tiles, busy, 64))
     size = 2**22 if inputs.extent is not None else 2**25  # bytes for the shares: 4 or 32 MB
     room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
@@ -308,25 +314,6 @@ def _shared_band(
         **flags,
     )
     return d_band
-
-
-def _suited(tiles: Tiles, by_row: bool, *, near_alone: bool) -> Tiles:
-    """The table's tiles, made for plain loops, where look-ups take registers too.
-
-    Measured on an H200: a program that walks near tiles alone, or looks up a row's own numbers,
-    takes 64 rows at most.
-    """
-    if near_alone or by_row:
-        most = 32 if near_alone and by_row else 64
-        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, most), warps=4)
-    return tiles
-
-
-def _suited_keys(tiles: Tiles, d: int, by_row: bool, *, near_alone: bool) -> Tiles:
-    """The same for the key kernel, which without far tiles is the better for fewer stages."""
-    tiles = _suited(tiles._replace(rows=tiles.keys, keys=tiles.rows), by_row, near_alone=near_alone)
-    tiles = tiles._replace(rows=tiles.keys, keys=tiles.rows)  # it walks over rows
-    return tiles._replace(stages=2 if by_row or d > 64 else 1) if near_alone else tiles
 
 
 def _ceil(n: int, size: int) -> int:

@@ -25,7 +25,7 @@ def _leading(x):
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["n_q", "width", "steps"])
+@triton.jit(do_not_specialize=["n_q", "width"])
 def _band_kernel(
     query_ptr,
     table_ptr,
@@ -38,7 +38,6 @@ def _band_kernel(
     n_heads,
     n_q,
     width,
-    steps,
     scale,
     D: tl.constexpr,
     PIECE: tl.constexpr,
@@ -46,7 +45,7 @@ def _band_kernel(
     BLOCK_L: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A run of rows and a block of lags of one head: the ends once more beyond them, as tails."""
+    """One block of rows and lags of one head: the ends once more beyond them, and as tails."""
     bh = tl.program_id(1).to(tl.int64)
     b = bh // n_heads
     h = bh % n_heads
@@ -57,25 +56,23 @@ def _band_kernel(
     end = (place == 0) | (place == width + 1)
     query_ptr += b * stride_b + h * stride_h
     table_ptr += h * stride_table_h
-    for step in tl.range(0, steps, num_stages=2):
-        row = (tl.program_id(0) * steps + step) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
-        row = row[:, None]
-        bias = tl.zeros([BLOCK_M, BLOCK_L], dtype=tl.float32)
-        for start in tl.static_range(0, D, PIECE):
-            d = start + tl.arange(0, PIECE)[None, :]
-            query = tl.load(query_ptr + row * stride_n + d, mask=(row < n_q) & (d < D), other=0.0)
-            query = query.to(tl.float32)
-            table = tl.load(table_ptr + lag[:, None] * D + d, mask=d < D, other=0.0)
-            if PRECISION != "ieee":
-                rest = table - _leading(table)
-                bias = tl.dot(query, tl.trans(rest), bias, input_precision=PRECISION)
-                table -= rest
-            bias = tl.dot(query, tl.trans(table), bias, input_precision=PRECISION)
-        bias *= scale
-        there = (row < n_q) & (place < width + 2)
-        cell = bh * n_q + row
-        tl.store(out_ptr + cell * (width + 2) + place, bias * LOG2E, mask=there)
-        tl.store(tails_ptr + kind + cell, bias, mask=there & end)
+    row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    bias = tl.zeros([BLOCK_M, BLOCK_L], dtype=tl.float32)
+    for start in tl.range(0, D, PIECE, num_stages=1):
+        d = start + tl.arange(0, PIECE)[None, :]
+        query = tl.load(query_ptr + row * stride_n + d, mask=(row < n_q) & (d < D), other=0.0)
+        query = query.to(tl.float32)
+        table = tl.load(table_ptr + lag[:, None] * D + d, mask=d < D, other=0.0)
+        if PRECISION != "ieee":
+            rest = table - _leading(table)
+            bias = tl.dot(query, tl.trans(rest), bias, input_precision=PRECISION)
+            table -= rest
+        bias = tl.dot(query, tl.trans(table), bias, input_precision=PRECISION)
+    bias *= scale
+    there = (row < n_q) & (place < width + 2)
+    cell = bh * n_q + row
+    tl.store(out_ptr + cell * (width + 2) + place, bias * LOG2E, mask=there)
+    tl.store(tails_ptr + kind + cell, bias, mask=there & end)
 
 
 def query_band(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -88,12 +85,11 @@ def query_band(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tens
     out = torch.empty(b, h, n_q, width + 2, dtype=torch.float32, device=query.device)
     tails = torch.empty(4, b, h, n_q, dtype=torch.float32, device=query.device)
     block = _padded(width + 2)
-    runs, steps = _runs(n_q, b * h)
     launch(
         _band_kernel,
-        (runs, b * h, -(-(width + 2) // block)),
+        (-(-n_q // ROWS), b * h, -(-(width + 2) // block)),
         (query, table, out, tails),
-        (*query.stride()[:3], *shared(table, 0), h, n_q, width, steps, scale),
+        (*query.stride()[:3], *shared(table, 0), h, n_q, width, scale),
         D=d,
         PIECE=_padded(d),
         BLOCK_M=ROWS,
