@@ -57,10 +57,16 @@ def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("poisoned")
 def test_the_band_is_the_product_with_its_ends_repeated(shape: str, dtype: torch.dtype) -> None:
-    from whence.kernels.triton_query_band import query_band
+    from whence.kernels.triton_inputs import Inputs, Numbers, Product, Tiles
+    from whence.kernels.triton_launch import forward
+    from whence.kernels.triton_query_band import band_room
 
     q, table = factors(shape, dtype)
-    laid, tails = query_band(q, table, 0.3)
+    laid, tails = band_room(q, table)
+    inputs = Inputs(laid[..., 1:-1], None, tails, None, None, None, None, None)
+    numbers = Numbers(1.0, 0, -1, -1, 0.0, False)
+    product = Product(0.3, q, table)
+    forward(q, q, q, inputs, numbers, Tiles(16, 16, 1, 1), None, laid, product)
     band = 0.3 * q.double() @ table.double().transpose(-1, -2)
     left, right = band[..., :1], band[..., -1:]
     wanted = torch.cat([left, band, right], dim=-1) * LOG2E

@@ -57,8 +57,8 @@ def note(call: AttentionCall) -> str:
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """The operator, with the call's parts as it wants them."""
-    from whence.kernels.fused_op import NO_PRODUCT, Product, lag_attention
-    from whence.kernels.triton_inputs import Inputs, Numbers, shared_out
+    from whence.kernels.fused_op import lag_attention
+    from whence.kernels.triton_inputs import NO_PRODUCT, Inputs, Numbers, Product, shared_out
 
     sight, mask = call.sight, call.sight.mask
     longest = sight.n_q + sight.n_k + abs(sight.q_start)  # more would not fit the kernels' integers

@@ -7,21 +7,19 @@ from torch import Tensor
 
 from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_inputs import Far, Inputs, Numbers, laid_out_shape, shared_out, tokens_of
+from whence.kernels.triton_inputs import (
+    NO_PRODUCT,
+    Far,
+    Inputs,
+    Numbers,
+    Product,
+    laid_out_shape,
+    shared_out,
+    tokens_of,
+)
 from whence.kernels.triton_launch import backward, forward
-from whence.kernels.triton_query_band import band_gradients, query_band, value_table_gradient
+from whence.kernels.triton_query_band import band_gradients, band_room, value_table_gradient
 from whence.kernels.triton_rows import empty_rows
-
-
-class Product(NamedTuple):
-    """A band still to be made, scale * query @ table^T, whose end columns are its tails."""
-
-    scale: float
-    query: Tensor | None  # [b, h, q, d]; None: it is the very q of the attention
-    table: Tensor | None  # float32 [h|1, lag, d], packed; None: the call has no such band
-
-
-NO_PRODUCT = Product(1.0, None, None)
 
 
 def lag_attention(
@@ -69,13 +67,14 @@ def attended(
     *,
     tails_too: bool,
     band: Tensor | None = None,
+    product: Product = NO_PRODUCT,
 ) -> Kept:
-    """The output and what its gradient needs; `band` if it is already as the kernels read it."""
+    """The output and what its gradient needs; `band` is room for that of a product."""
     far, near = None, numbers
     if numbers.far:
         far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
     out, rest, lse, mass, band = fitting(
-        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far, band)
+        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far, band, product)
     )
     # Only the gradient of a tail asks again what the far keys gave.
     parts = far[1:] if far is not None and tails_too else (None,) * 4
@@ -93,8 +92,12 @@ def gradients(
     *,
     band_too: bool = True,
     tails_too: bool = True,
+    unseen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of q, k, v, band, tails and table; None for what is not there."""
+    """Gradients of q, k, v, band, tails and table; None for what is not there.
+
+    With `unseen` a row's band may have any gradient where the row sees no key.
+    """
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
     d_table = None
     if inputs.table is not None:
@@ -125,6 +128,7 @@ def gradients(
             block,
             band_too=band_too,
             tails_too=tails_too,
+            unseen=unseen,
             far=far,
             far_gradients=elsewhere,
         ),
@@ -156,11 +160,14 @@ class LagAttention(torch.autograd.Function):
         given, band = Inputs(*inputs), None
         ctx.band_too, ctx.tails_too = ctx.needs_input_grad[7], ctx.needs_input_grad[9]
         if factor is not None:
-            band, tails = query_band(q if query is None else query, factor, scale)
+            band, tails = band_room(q if query is None else query, factor)
             given = given._replace(band=band[..., 1:-1], tails=tails)
             ctx.query_too = ctx.needs_input_grad[2 if query is None else 5]
             ctx.band_too = ctx.tails_too = ctx.query_too or ctx.needs_input_grad[6]
-        kept = attended(q, k, v, given, numbers, tails_too=ctx.tails_too, band=band)
+        product = Product(scale, q if query is None else query, factor)
+        kept = attended(
+            *(q, k, v, given, numbers), tails_too=ctx.tails_too, band=band, product=product
+        )
         ctx.save_for_backward(q, k, v, query, factor, *kept, *given)
         ctx.numbers, ctx.scale = numbers, scale
         return kept.out
@@ -180,6 +187,7 @@ class LagAttention(torch.autograd.Function):
             ctx.numbers,
             band_too=ctx.band_too,
             tails_too=ctx.tails_too,
+            unseen=factor is not None,
         )
         d_query, d_factor = None, None
         if factor is not None and d_band is not None:
@@ -189,6 +197,7 @@ class LagAttention(torch.autograd.Function):
                 q if query is None else query,
                 factor,
                 ctx.scale,
+                seen=_seen(k.shape[2], ctx.numbers),
                 into=d_q if query is None else None,
                 query_too=ctx.query_too,
                 table_too=ctx.needs_input_grad[6],
@@ -363,6 +372,11 @@ def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 lag_attention_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _seen(n_k: int, numbers: Numbers) -> tuple[int, int, int, int]:
+    before, after = (n if n >= 0 else 1 << 30 for n in (numbers.before, numbers.after))
+    return n_k, numbers.q_start, before, after
 
 
 def _empty(x: Tensor | None, like: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from whence.kernels.triton_product import made_band
 from whence.kernels.triton_softmax import (
     attended_range,
     far_state,
@@ -102,6 +103,8 @@ def forward_kernel(
     far_left_lse_ptr,
     far_right_ptr,
     far_right_lse_ptr,
+    query_ptr,
+    factor_ptr,
     stride_q_b,
     stride_q_h,
     stride_q_n,
@@ -122,6 +125,11 @@ def forward_kernel(
     stride_qs_b,
     stride_ks_b,
     stride_table_h,
+    stride_query_b,
+    stride_query_h,
+    stride_query_n,
+    stride_factor_h,
+    factor_scale,
     n_heads,
     n_q,
     n_k,
@@ -144,6 +152,7 @@ def forward_kernel(
     NEAR_N: tl.constexpr,  # keys a step near the diagonal: divides BLOCK_N
     STAGES: tl.constexpr,
     BAND: tl.constexpr,
+    PRODUCT: tl.constexpr,  # columns of the queries that make the band and its tails; 0: they are
     EXTENT: tl.constexpr,
     TAILS: tl.constexpr,
     SLOPES: tl.constexpr,
@@ -188,16 +197,35 @@ def forward_kernel(
             near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
     if TAILS:
         tails_ptr += b * stride_tail_b + h * stride_tail_h
-    left, left_slope, right, right_slope = load_tails(
-        tails_ptr,
-        rows,
-        rows < n_q,
-        stride_tail_kind,
-        stride_tail_q,
-        TAILS,
-        SLOPES,
-        PER_ROW,
-    )
+    if PRODUCT > 0:
+        left_slope, right_slope = 0.0, 0.0
+        left, right = made_band(
+            query_ptr + b * stride_query_b + h * stride_query_h + first_row * stride_query_n,
+            factor_ptr + h * stride_factor_h,
+            band_ptr,
+            tails_ptr + first_row * stride_tail_q,
+            r,
+            rows < n_q,
+            reach,
+            factor_scale,
+            stride_query_n,
+            stride_band_q,
+            stride_tail_kind,
+            stride_tail_q,
+            PRODUCT,
+            EXACT,
+        )
+    else:
+        left, left_slope, right, right_slope = load_tails(
+            tails_ptr,
+            rows,
+            rows < n_q,
+            stride_tail_kind,
+            stride_tail_q,
+            TAILS,
+            SLOPES,
+            PER_ROW,
+        )
     if KEYS:
         keys_ptr += b * stride_keys_b
     q_segment = rows

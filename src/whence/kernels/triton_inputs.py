@@ -47,6 +47,17 @@ class Numbers(NamedTuple):
     far: int = 0
 
 
+class Product(NamedTuple):
+    """A band still to be made, scale * query @ table^T, whose end columns are its tails."""
+
+    scale: float
+    query: Tensor | None  # [b, h, q, d]; None: it is the very q of the attention, or there is none
+    table: Tensor | None  # float32 [h|1, lag, d], packed; None: the call has no such band
+
+
+NO_PRODUCT = Product(1.0, None, None)
+
+
 class Far(NamedTuple):
     """Attention to the keys at |lag| >= start, computed elsewhere; the right side in reverse.
 

@@ -18,10 +18,12 @@ from whence.kernels.triton_decode import decode
 from whence.kernels.triton_edges import shared
 from whence.kernels.triton_forward import forward_kernel
 from whence.kernels.triton_inputs import (
+    NO_PRODUCT,
     Far,
     FarGradients,
     Inputs,
     Numbers,
+    Product,
     Tiles,
     exact_of,
     far_parts,
@@ -52,8 +54,12 @@ def forward(
     tiles: Tiles,
     far: Far | None = None,
     band: Tensor | None = None,
+    product: Product = NO_PRODUCT,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """out, what rounding took from it, lse in base 2, the table's masses, the band if laid out."""
+    """out, what rounding took from it, lse in base 2, the table's masses, the band if laid out.
+
+    The band and the tails of a product are filled in: `band` is room for it as the kernels read it.
+    """
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = tokens_of(q, k, numbers)
     out = empty_rows((b, h, n_q, d_v), q, tokens)
@@ -88,6 +94,7 @@ def forward(
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
     kind = Kind(q.shape[-1], n_q, by_row, far is not None, numbers.after == 0)
     tiles, near = forward_tiles(tiles, kind)
+    factor_scale, query, factor = product
     launch(
         forward_kernel,
         (_ceil(n_q, tiles.rows), b * h),
@@ -96,11 +103,15 @@ def forward(
             *pointers_of(inputs, band),
             *(inputs.table, mass, rest),
             *far_parts(far),
+            *(query, factor),
         ),
         (
             *strides_of(q, k, v),
             *input_strides(inputs, band),
             0 if inputs.table is None else shared(inputs.table, 0)[0],
+            *((0, 0, 0) if query is None else query.stride()[:3]),
+            0 if factor is None else shared(factor, 0)[0],
+            factor_scale,
             *sizes_of(q, k, inputs, numbers, far, band),
         ),
         **shape_of(q, v),
@@ -110,6 +121,7 @@ def forward(
         NEAR_N=near,
         STAGES=tiles.stages,
         BAND=inputs.band is not None,
+        PRODUCT=0 if factor is None else factor.shape[-1],
         **flags_of(inputs, numbers),
         EVEN_N=k.shape[2] % tiles.keys == 0,
         REST=rest is not None,
@@ -151,10 +163,14 @@ def backward(
     *,
     band_too: bool,
     tails_too: bool,
+    unseen: bool = False,
     far: Far | None = None,
     far_gradients: FarGradients | None = None,
 ) -> Backward:
-    """Gradients of q, k, v and, if wanted, band and tails."""
+    """Gradients of q, k, v and, if wanted, band and tails.
+
+    With `unseen` that of a row's band holds anything where the row sees no key, and zeros without.
+    """
     (b, h, n_q, d), (h_kv, n_k) = q.shape, k.shape[1:3]
     band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
@@ -169,7 +185,8 @@ def backward(
         row_band = inputs.band.shape[2] > 1 or n_q == 1
         if row_band:
             shape = (b, h, n_q, inputs.band.shape[-1])
-            d_band = torch.zeros(shape, dtype=torch.float32, device=q.device)
+            room = torch.empty if unseen else torch.zeros
+            d_band = room(shape, dtype=torch.float32, device=q.device)
     d_tails = None
     if inputs.tails is not None and tails_too:
         d_tails = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)

@@ -1,4 +1,4 @@
-"""A band that is a product of queries and a table: laid out for the kernels, and its gradients."""
+"""A band that is a product of queries and a table: room for it, and its gradients."""
 
 import torch
 import triton
@@ -7,7 +7,6 @@ from torch import Tensor
 
 from whence.kernels.triton_edges import shared
 from whence.kernels.triton_inputs import precision_of
-from whence.kernels.triton_tile import LOG2E
 from whence.launcher import launch
 
 ROWS = 64  # a step
@@ -25,90 +24,42 @@ def _leading(x):
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["n_q", "width"])
-def _band_kernel(
-    query_ptr,
-    table_ptr,
-    out_ptr,
-    tails_ptr,
-    stride_b,
-    stride_h,
-    stride_n,
-    stride_table_h,
-    n_heads,
-    n_q,
-    width,
-    scale,
-    D: tl.constexpr,
-    PIECE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One block of rows and lags of one head: the ends once more beyond them, and as tails."""
-    bh = tl.program_id(1).to(tl.int64)
-    b = bh // n_heads
-    h = bh % n_heads
-    place = tl.program_id(2) * BLOCK_L + tl.arange(0, BLOCK_L)
-    lag = tl.minimum(tl.maximum(place - 1, 0), width - 1)
-    place = place[None, :]
-    kind = tl.where(place == 0, 0, 2) * (tl.num_programs(1).to(tl.int64) * n_q)
-    end = (place == 0) | (place == width + 1)
-    query_ptr += b * stride_b + h * stride_h
-    table_ptr += h * stride_table_h
-    row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
-    bias = tl.zeros([BLOCK_M, BLOCK_L], dtype=tl.float32)
-    for start in tl.range(0, D, PIECE, num_stages=1):
-        d = start + tl.arange(0, PIECE)[None, :]
-        query = tl.load(query_ptr + row * stride_n + d, mask=(row < n_q) & (d < D), other=0.0)
-        query = query.to(tl.float32)
-        table = tl.load(table_ptr + lag[:, None] * D + d, mask=d < D, other=0.0)
-        if PRECISION != "ieee":
-            rest = table - _leading(table)
-            bias = tl.dot(query, tl.trans(rest), bias, input_precision=PRECISION)
-            table -= rest
-        bias = tl.dot(query, tl.trans(table), bias, input_precision=PRECISION)
-    bias *= scale
-    there = (row < n_q) & (place < width + 2)
-    cell = bh * n_q + row
-    tl.store(out_ptr + cell * (width + 2) + place, bias * LOG2E, mask=there)
-    tl.store(tails_ptr + kind + cell, bias, mask=there & end)
+def band_room(query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for the band that query [b, h, q, d] and table [h|1, lag, d] make, and for its tails.
 
-
-def query_band(query: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """scale * query @ table^T as `with_row_edges` would lay it out, and its tails [4, b, h, q].
-
-    query [b, h, q, d] with its columns side by side, table float32 [h|1, lag, d] packed. The tails
-    have no slopes: those places hold anything.
+    The forward kernel fills it in (triton_product.py); the tails [4, b, h, q] have no slopes, so
+    those places stay unwritten.
     """
-    (b, h, n_q, d), width = query.shape, table.shape[1]
-    out = torch.empty(b, h, n_q, width + 2, dtype=torch.float32, device=query.device)
-    tails = torch.empty(4, b, h, n_q, dtype=torch.float32, device=query.device)
-    block = _padded(width + 2)
-    launch(
-        _band_kernel,
-        (-(-n_q // ROWS), b * h, -(-(width + 2) // block)),
-        (query, table, out, tails),
-        (*query.stride()[:3], *shared(table, 0), h, n_q, width, scale),
-        D=d,
-        PIECE=_padded(d),
-        BLOCK_M=ROWS,
-        BLOCK_L=block,
-        PRECISION=precision_of(query),
-        num_warps=_warps(query),
-    )
-    return out, tails
+    (b, h, n_q, _), width = query.shape, table.shape[1]
+    band = torch.empty(b, h, n_q, width + 2, dtype=torch.float32, device=query.device)
+    return band, torch.empty(4, b, h, n_q, dtype=torch.float32, device=query.device)
 
 
 @triton.jit
-def _band_gradient(d_band_ptr, d_tails_ptr, bh, row, lag, n_q, width, TAILS: tl.constexpr):
+def _band_gradient(
+    d_band_ptr,
+    d_tails_ptr,
+    bh,
+    row,
+    lag,
+    n_q,
+    width,
+    n_k,
+    q_start,
+    before,
+    after,
+    TAILS: tl.constexpr,
+    SEEN: tl.constexpr,
+):
     """A tile of the band's gradient, with those of the tails at its ends."""
     cell = bh * n_q + row
-    d_band = tl.load(
-        d_band_ptr + cell[:, None] * width + lag[None, :],
-        mask=(row < n_q)[:, None] & (lag < width)[None, :],
-        other=0.0,
-    )
+    there = (row < n_q)[:, None] & (lag < width)[None, :]
+    if SEEN:
+        away = lag - width // 2
+        col = (row + q_start)[:, None] + away[None, :]
+        there = there & (col >= 0) & (col < n_k) & ((away >= -before) & (away <= after))[None, :]
+    place = d_band_ptr + cell[:, None] * width + lag[None, :]
+    d_band = tl.load(place, mask=there, other=0.0)
     if TAILS:
         kind = tl.num_programs(1).to(tl.int64) * n_q
         left = tl.load(d_tails_ptr + cell, mask=row < n_q, other=0.0)
@@ -118,7 +69,9 @@ def _band_gradient(d_band_ptr, d_tails_ptr, bh, row, lag, n_q, width, TAILS: tl.
     return d_band
 
 
-@triton.jit(do_not_specialize=["n_q", "width", "steps"])
+@triton.jit(
+    do_not_specialize=["n_q", "width", "steps", "n_k", "q_start", "before", "after"],
+)
 def _gradient_kernel(
     d_band_ptr,
     d_tails_ptr,
@@ -137,12 +90,17 @@ def _gradient_kernel(
     n_q,
     width,
     steps,
+    n_k,
+    q_start,
+    before,
+    after,
     scale,
     D: tl.constexpr,
     PIECE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
     TAILS: tl.constexpr,
+    SEEN: tl.constexpr,  # what no query sees holds anything
     QUERY: tl.constexpr,  # the queries' gradient is wanted
     INTO: tl.constexpr,  # and added to what is there
     TABLE: tl.constexpr,  # the table's is wanted, as this program's part of the sum over rows
@@ -172,7 +130,21 @@ def _gradient_kernel(
     for step in tl.range(0, steps, num_stages=1):
         row = (tl.program_id(0) * steps + step) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
         there = (row < n_q)[:, None] & on_d
-        d_band = _band_gradient(d_band_ptr, d_tails_ptr, bh, row, lag, n_q, width, TAILS)
+        d_band = _band_gradient(
+            d_band_ptr,
+            d_tails_ptr,
+            bh,
+            row,
+            lag,
+            n_q,
+            width,
+            n_k,
+            q_start,
+            before,
+            after,
+            TAILS,
+            SEEN,
+        )
         whole = d_band
         if TABLE:
             query = tl.load(query_ptr + row[:, None] * stride_n, mask=there, other=0.0)
@@ -192,7 +164,19 @@ def _gradient_kernel(
                     for start in tl.range(0, width, BLOCK_L, num_stages=1):
                         each = start + tl.arange(0, BLOCK_L)
                         d_each = _band_gradient(
-                            d_band_ptr, d_tails_ptr, bh, row, each, n_q, width, TAILS
+                            d_band_ptr,
+                            d_tails_ptr,
+                            bh,
+                            row,
+                            each,
+                            n_q,
+                            width,
+                            n_k,
+                            q_start,
+                            before,
+                            after,
+                            TAILS,
+                            SEEN,
                         )
                         on_table = (each < width)[:, None] & on_d
                         part_table = tl.load(
@@ -216,13 +200,16 @@ def band_gradients(
     table: Tensor,
     scale: float,
     *,
+    seen: tuple[int, int, int, int] | None = None,
     into: Tensor | None = None,
     query_too: bool = True,
     table_too: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of what `query_band` takes, from float32 d_band [b, h, q, lag] and d_tails, packed.
+    """Gradients of the product's factors from float32 d_band [b, h, q, lag] and d_tails, packed.
 
     That of the queries is added to `into`, if it is given, and is new in their dtype if not.
+    `seen`, the number of keys, q_start and how far a query sees before and after it, says that
+    d_band holds anything where no key is seen.
     """
     (b, h, n_q, d), width = query.shape, table.shape[1]
     d_query = part = None
@@ -240,13 +227,16 @@ def band_gradients(
         (
             *query.stride()[:3],
             *((0, 0, 0) if d_query is None else d_query.stride()[:3]),
-            *(*shared(table, 0), h, n_q, width, steps, scale),
+            *(*shared(table, 0), h, n_q, width, steps),
+            *(seen or (0, 0, 0, 0)),
+            scale,
         ),
         D=d,
         PIECE=piece,
         BLOCK_M=ROWS,
         BLOCK_L=block,
         TAILS=d_tails is not None,
+        SEEN=seen is not None,
         QUERY=query_too,
         INTO=into is not None,
         TABLE=table_too,
