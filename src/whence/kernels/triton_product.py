@@ -36,11 +36,11 @@ def made_band(
         d = start + tl.arange(0, PIECE)
         on = there[:, None] & (d < D)[None, :]
         query = tl.load(query_ptr + r[:, None] * stride_query_n + d[None, :], mask=on, other=0.0)
-        query = query.to(tl.float32)
+        whole = query.to(tl.float32)
         first_lag = tl.load(factor_ptr + d, mask=d < D, other=0.0)
         last_lag = tl.load(factor_ptr + last * D + d, mask=d < D, other=0.0)
-        left += tl.sum(query * first_lag[None, :], 1)
-        right += tl.sum(query * last_lag[None, :], 1)
+        left += tl.sum(whole * first_lag[None, :], 1)
+        right += tl.sum(whole * last_lag[None, :], 1)
     left *= scale
     right *= scale
     tails = tails_ptr + r * stride_tail_q
@@ -56,14 +56,12 @@ def made_band(
         lag = lag_start + tl.arange(0, 32)
         bias = tl.zeros([r.shape[0], 32], dtype=tl.float32)
         for start in tl.static_range(0, D, PIECE):
-            d = start + tl.arange(0, PIECE)
-            on = there[:, None] & (d < D)[None, :]
-            query = tl.load(
-                query_ptr + r[:, None] * stride_query_n + d[None, :], mask=on, other=0.0
-            )
-            on = (lag < last)[:, None] & (d < D)[None, :]
-            factor = tl.load(factor_ptr + lag[:, None] * D + d[None, :], mask=on, other=0.0)
-            bias = tl.dot(query.to(tl.float32), tl.trans(factor), bias, input_precision=EXACT)
+            column = start + tl.arange(0, PIECE)[None, :]
+            row = query_ptr + r[:, None] * stride_query_n + column
+            piece = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
+            entry = factor_ptr + lag[:, None] * D + column
+            factor = tl.load(entry, mask=(lag < last)[:, None] & (column < D), other=0.0)
+            bias = tl.dot(piece.to(tl.float32), tl.trans(factor), bias, input_precision=EXACT)
         inside = there[:, None] & (lag < last)[None, :]
         cells = band_ptr + r[:, None] * stride_band_q + (1 + lag)[None, :]
         tl.store(cells, bias * (scale * LOG2E), mask=inside)
