@@ -92,12 +92,8 @@ def gradients(
     *,
     band_too: bool = True,
     tails_too: bool = True,
-    unseen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of q, k, v, band, tails and table; None for what is not there.
-
-    With `unseen` a row's band may have any gradient where the row sees no key.
-    """
+    """Gradients of q, k, v, band, tails and table; None for what is not there."""
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
     d_table = None
     if inputs.table is not None:
@@ -128,7 +124,6 @@ def gradients(
             block,
             band_too=band_too,
             tails_too=tails_too,
-            unseen=unseen,
             far=far,
             far_gradients=elsewhere,
         ),
@@ -187,7 +182,6 @@ class LagAttention(torch.autograd.Function):
             ctx.numbers,
             band_too=ctx.band_too,
             tails_too=ctx.tails_too,
-            unseen=factor is not None,
         )
         d_query, d_factor = None, None
         if factor is not None and d_band is not None:
@@ -197,7 +191,6 @@ class LagAttention(torch.autograd.Function):
                 q if query is None else query,
                 factor,
                 ctx.scale,
-                seen=_seen(k.shape[2], ctx.numbers),
                 into=d_q if query is None else None,
                 query_too=ctx.query_too,
                 table_too=ctx.needs_input_grad[6],
@@ -372,11 +365,6 @@ def _backward(ctx: Any, d_kept: list[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 lag_attention_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _seen(n_k: int, numbers: Numbers) -> tuple[int, int, int, int]:
-    before, after = (n if n >= 0 else 1 << 30 for n in (numbers.before, numbers.after))
-    return n_k, numbers.q_start, before, after
 
 
 def _empty(x: Tensor | None, like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from whence.kernels.triton_inputs import Tiles
 
 NEAR = 32  # keys a step near the diagonal, or rows in the key kernel
-SHORT = 1024  # tokens: up to here programs have little to do each
+SHORT, MIDDLE = 1024, 2048  # tokens: up to here programs have little to do each
 
 
 class Kind(NamedTuple):
@@ -20,15 +20,17 @@ class Kind(NamedTuple):
     by_row: bool  # rows have numbers of their own
     near_alone: bool  # others do the far keys
     causal: bool
+    sloped: bool
 
 
 def forward_tiles(tiles: Tiles, kind: Kind) -> tuple[Tiles, int]:
     """Tiles, and keys a near step."""
-    if not (kind.near_alone or kind.by_row):
-        return tiles, min(tiles.keys, NEAR)
-    keys = 32 if kind.near_alone and kind.by_row else 64
-    tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, keys), warps=4)
-    if kind.near_alone and kind.d > 64:
+    near_rows = kind.near_alone and kind.by_row
+    if kind.near_alone or kind.by_row:
+        tiles = _at_most(tiles, 64, 32 if near_rows else 64)
+    elif kind.d <= 64 and (kind.causal or kind.sloped or kind.n <= MIDDLE):
+        tiles = _at_most(tiles, 64, 64)
+    if near_rows or (kind.near_alone and kind.d > 64):
         tiles = tiles._replace(stages=min(tiles.stages, 2))
         return tiles, tiles.keys
     return tiles, min(tiles.keys, NEAR)
@@ -36,27 +38,26 @@ def forward_tiles(tiles: Tiles, kind: Kind) -> tuple[Tiles, int]:
 
 def query_tiles(tiles: Tiles, kind: Kind) -> tuple[Tiles, int]:
     """Tiles, and keys a near step."""
-    if kind.near_alone or kind.by_row:
-        keys = 32 if kind.by_row else 64
-        tiles = tiles._replace(rows=min(tiles.rows, 64), keys=min(tiles.keys, keys), warps=4)
-    elif kind.causal:  # half of a diagonal tile is for nothing
+    if kind.by_row:
+        tiles = _at_most(tiles, 64, 32)
+        return tiles, min(tiles.keys, 16)
+    if kind.near_alone or kind.causal:  # half of a causal diagonal tile is for nothing
         tiles = tiles._replace(rows=min(tiles.rows, 64))
+    if kind.n <= SHORT and kind.d <= 64:
+        tiles = _at_most(tiles, 64, 32)
     return tiles, tiles.keys if kind.d > 64 else min(tiles.keys, NEAR)
 
 
 def key_tiles(tiles: Tiles, kind: Kind) -> tuple[Tiles, int]:
     """Tiles, and rows a near step."""
-    if kind.near_alone or kind.by_row:
-        rows = 32 if kind.by_row else 64
-        tiles = tiles._replace(rows=min(tiles.rows, rows), keys=min(tiles.keys, 64), warps=4)
-        if kind.near_alone and kind.d <= 64 and not kind.by_row:
-            tiles = tiles._replace(stages=1)
-        return tiles, min(tiles.rows, NEAR)
-    if kind.causal and kind.n <= SHORT:
+    if kind.by_row or (kind.n <= SHORT and not kind.near_alone):
         tiles = tiles._replace(rows=min(tiles.rows, 32))
-    return tiles, min(tiles.rows, NEAR) if kind.d > 64 else tiles.rows
+    if kind.near_alone and kind.d <= 64 and not kind.by_row:
+        tiles = tiles._replace(stages=1)
+    small = kind.near_alone or kind.by_row or kind.d > 64
+    return tiles, min(tiles.rows, NEAR) if small else tiles.rows
 
 
-def band_programs(n: int) -> int:
-    """How many programs sum a shared band's gradient: enough to fill a GPU."""
-    return 512 if n <= SHORT else 1024
+def _at_most(tiles: Tiles, rows: int, keys: int) -> Tiles:
+    """With four warps, which is what so few rows are for."""
+    return tiles._replace(rows=min(tiles.rows, rows), keys=min(tiles.keys, keys), warps=4)

@@ -8,7 +8,6 @@ from torch import Tensor
 from whence.kernels.beside import Beside
 from whence.kernels.tiles_suited import (
     Kind,
-    band_programs,
     forward_tiles,
     key_tiles,
     query_tiles,
@@ -43,6 +42,8 @@ from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
 from whence.kernels.triton_rows import empty_rows
 from whence.launcher import launch
+
+BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
 
 
 def forward(
@@ -92,7 +93,7 @@ def forward(
         return out, rest, lse, mass, None
     band = laid_out(q, inputs, numbers, far) if band is None else band
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
-    kind = Kind(q.shape[-1], n_q, by_row, far is not None, numbers.after == 0)
+    kind = _kind(q, by_row, far, numbers)
     tiles, near = forward_tiles(tiles, kind)
     factor_scale, query, factor = product
     launch(
@@ -163,18 +164,14 @@ def backward(
     *,
     band_too: bool,
     tails_too: bool,
-    unseen: bool = False,
     far: Far | None = None,
     far_gradients: FarGradients | None = None,
 ) -> Backward:
-    """Gradients of q, k, v and, if wanted, band and tails.
-
-    With `unseen` that of a row's band holds anything where the row sees no key, and zeros without.
-    """
-    (b, h, n_q, d), (h_kv, n_k) = q.shape, k.shape[1:3]
+    """Gradients of q, k, v and, if wanted, band and tails."""
+    (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
     band = laid_out(q, inputs, numbers, far) if band is None else band  # a few queries' gradients
     by_row = inputs.table is not None or (inputs.band is not None and per_row(inputs))
-    kind = Kind(d, n_q, by_row, far is not None, numbers.after == 0)
+    kind = _kind(q, by_row, far, numbers)
     by_rows, near_keys = query_tiles(by_rows, kind)
     by_keys, near_rows = key_tiles(by_keys, kind)
     pair = torch.empty(b, h, n_q, 2, dtype=torch.float32, device=q.device)  # lse and delta
@@ -185,8 +182,7 @@ def backward(
         row_band = inputs.band.shape[2] > 1 or n_q == 1
         if row_band:
             shape = (b, h, n_q, inputs.band.shape[-1])
-            room = torch.empty if unseen else torch.zeros
-            d_band = room(shape, dtype=torch.float32, device=q.device)
+            d_band = torch.zeros(shape, dtype=torch.float32, device=q.device)
     d_tails = None
     if inputs.tails is not None and tails_too:
         d_tails = torch.empty(4, b, h, n_q, dtype=torch.float32, device=q.device)
@@ -298,7 +294,7 @@ def _shared_band(
     # take every n-th of them, and cut those that are there into as many shares as there is room
     # for, so that the GPU is kept busy.
     slots = min(diagonals, 8 if inputs.extent is not None else 64)
-    busy = band_programs(n_q) // max(1, min(slots, 4) * h * batches)
+    busy = BUSY // max(1, min(slots, 4) * h * batches)
     parts = max(1, min(tiles, busy, 64))
     size = 2**22 if inputs.extent is not None else 2**25  # bytes for the shares: 4 or 32 MB
     room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
@@ -331,6 +327,11 @@ def _shared_band(
         **flags,
     )
     return d_band
+
+
+def _kind(q: Tensor, by_row: bool, far: Far | None, numbers: Numbers) -> Kind:
+    sloped, causal = numbers.slopes, numbers.after == 0
+    return Kind(q.shape[-1], q.shape[2], by_row, far is not None, causal, sloped)
 
 
 def _ceil(n: int, size: int) -> int:

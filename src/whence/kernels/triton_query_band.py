@@ -36,30 +36,14 @@ def band_room(query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _band_gradient(
-    d_band_ptr,
-    d_tails_ptr,
-    bh,
-    row,
-    lag,
-    n_q,
-    width,
-    n_k,
-    q_start,
-    before,
-    after,
-    TAILS: tl.constexpr,
-    SEEN: tl.constexpr,
-):
+def _band_gradient(d_band_ptr, d_tails_ptr, bh, row, lag, n_q, width, TAILS: tl.constexpr):
     """A tile of the band's gradient, with those of the tails at its ends."""
-    cell = bh * n_q + row
-    there = (row < n_q)[:, None] & (lag < width)[None, :]
-    if SEEN:
-        away = lag - width // 2
-        col = (row + q_start)[:, None] + away[None, :]
-        there = there & (col >= 0) & (col < n_k) & ((away >= -before) & (away <= after))[None, :]
-    place = d_band_ptr + cell[:, None] * width + lag[None, :]
-    d_band = tl.load(place, mask=there, other=0.0)
+    cell = bh * n_q + row.to(tl.int64)
+    d_band = tl.load(
+        d_band_ptr + cell[:, None] * width + lag[None, :],
+        mask=(row < n_q)[:, None] & (lag < width)[None, :],
+        other=0.0,
+    )
     if TAILS:
         kind = tl.num_programs(1).to(tl.int64) * n_q
         left = tl.load(d_tails_ptr + cell, mask=row < n_q, other=0.0)
@@ -69,9 +53,7 @@ def _band_gradient(
     return d_band
 
 
-@triton.jit(
-    do_not_specialize=["n_q", "width", "steps", "n_k", "q_start", "before", "after"],
-)
+@triton.jit(do_not_specialize=["n_q", "width", "steps"])
 def _gradient_kernel(
     d_band_ptr,
     d_tails_ptr,
@@ -90,17 +72,12 @@ def _gradient_kernel(
     n_q,
     width,
     steps,
-    n_k,
-    q_start,
-    before,
-    after,
     scale,
     D: tl.constexpr,
     PIECE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_L: tl.constexpr,
     TAILS: tl.constexpr,
-    SEEN: tl.constexpr,  # what no query sees holds anything
     QUERY: tl.constexpr,  # the queries' gradient is wanted
     INTO: tl.constexpr,  # and added to what is there
     TABLE: tl.constexpr,  # the table's is wanted, as this program's part of the sum over rows
@@ -128,26 +105,12 @@ def _gradient_kernel(
             on_table = (lag < width)[:, None] & on_d
             table = tl.load(table_ptr + lag[:, None] * D, mask=on_table, other=0.0)
     for step in tl.range(0, steps, num_stages=1):
-        row = (tl.program_id(0) * steps + step) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
+        row = (tl.program_id(0) * steps + step) * BLOCK_M + tl.arange(0, BLOCK_M)
         there = (row < n_q)[:, None] & on_d
-        d_band = _band_gradient(
-            d_band_ptr,
-            d_tails_ptr,
-            bh,
-            row,
-            lag,
-            n_q,
-            width,
-            n_k,
-            q_start,
-            before,
-            after,
-            TAILS,
-            SEEN,
-        )
+        d_band = _band_gradient(d_band_ptr, d_tails_ptr, bh, row, lag, n_q, width, TAILS)
         whole = d_band
         if TABLE:
-            query = tl.load(query_ptr + row[:, None] * stride_n, mask=there, other=0.0)
+            query = tl.load(query_ptr + row.to(tl.int64)[:, None] * stride_n, mask=there, other=0.0)
             query = query.to(tl.float32)
             if PRECISION != "ieee":
                 rest = d_band - _leading(d_band)
@@ -155,7 +118,7 @@ def _gradient_kernel(
                 d_band -= rest
             sums = tl.dot(tl.trans(d_band), query, sums, input_precision=PRECISION)
         if QUERY:
-            place = d_query_ptr + row[:, None] * stride_d_n
+            place = d_query_ptr + row.to(tl.int64)[:, None] * stride_d_n
             if lag_block == 0:
                 d_query = tl.zeros([BLOCK_M, PIECE], dtype=tl.float32)
                 if WHOLE:
@@ -164,19 +127,7 @@ def _gradient_kernel(
                     for start in tl.range(0, width, BLOCK_L, num_stages=1):
                         each = start + tl.arange(0, BLOCK_L)
                         d_each = _band_gradient(
-                            d_band_ptr,
-                            d_tails_ptr,
-                            bh,
-                            row,
-                            each,
-                            n_q,
-                            width,
-                            n_k,
-                            q_start,
-                            before,
-                            after,
-                            TAILS,
-                            SEEN,
+                            d_band_ptr, d_tails_ptr, bh, row, each, n_q, width, TAILS
                         )
                         on_table = (each < width)[:, None] & on_d
                         part_table = tl.load(
@@ -200,7 +151,6 @@ def band_gradients(
     table: Tensor,
     scale: float,
     *,
-    seen: tuple[int, int, int, int] | None = None,
     into: Tensor | None = None,
     query_too: bool = True,
     table_too: bool = True,
@@ -208,8 +158,6 @@ def band_gradients(
     """Gradients of the product's factors from float32 d_band [b, h, q, lag] and d_tails, packed.
 
     That of the queries is added to `into`, if it is given, and is new in their dtype if not.
-    `seen`, the number of keys, q_start and how far a query sees before and after it, says that
-    d_band holds anything where no key is seen.
     """
     (b, h, n_q, d), width = query.shape, table.shape[1]
     d_query = part = None
@@ -227,16 +175,13 @@ def band_gradients(
         (
             *query.stride()[:3],
             *((0, 0, 0) if d_query is None else d_query.stride()[:3]),
-            *(*shared(table, 0), h, n_q, width, steps),
-            *(seen or (0, 0, 0, 0)),
-            scale,
+            *(*shared(table, 0), h, n_q, width, steps, scale),
         ),
         D=d,
         PIECE=piece,
         BLOCK_M=ROWS,
         BLOCK_L=block,
         TAILS=d_tails is not None,
-        SEEN=seen is not None,
         QUERY=query_too,
         INTO=into is not None,
         TABLE=table_too,
