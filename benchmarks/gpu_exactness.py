@@ -30,6 +30,7 @@ from whence.bench.machine import machine
 from whence.kernels import strategy
 from whence.kernels.call import as_call
 from whence.kernels.reference import attend_rows
+from whence.lag import QueryBias
 
 SHARED = 5  # calls that share what the compiler must know
 DRAWS, MORE_DRAWS, FEW = 3, 24, 32
@@ -49,12 +50,13 @@ def call_of(seed: int) -> dict[str, Any]:
     d = min(d, 64) if dtype == "float32" else min(d, 128) if mode == "split" else d
     d_v = d if mode == "split" or kind.random() < 0.8 else 64
     groups = kind.choice([1, 1, 2, 4])
-    bias = kind.choice(["none", "band", "band", "constant", "clipped", "sloped"])
+    bias = kind.choice(["none", "band", "band", "constant", "clipped", "sloped", "product"])
     if mode == "split":
-        bias = kind.choice(["band", "constant", "clipped"])
+        bias = kind.choice(["band", "constant", "clipped", "product"])
     per_row, values = kind.random() < 0.3, kind.random() < 0.35
     mask = "none" if mode == "split" else kind.choice(["none", "none", "keys", "packed"])
     causal, even = kind.random() < 0.4, kind.random() < 0.3
+    by_token = kind.random() < 0.6
     window = None if mode == "split" else kind.choice([None, None, "both", "before"])
     n_k = own.choice([64, 128, 192, 256, 512]) if even else own.choice([1, 17, 63, 129, 257, 300])
     n_q = n_k if own.random() < 0.6 else own.choice([1, 64, 70, 128])
@@ -78,6 +80,8 @@ def call_of(seed: int) -> dict[str, Any]:
         "bias": bias,
         "reach": own.choice([0, 1, 3, 9, 40] + ([] if mode == "split" else [200])),
         "per_row": per_row,
+        "by_token": by_token,
+        "apart": own.random() < 0.3,
         "per_batch": own.random() < 0.3,
         "value_reach": own.choice([0, 1, 2, 16]) if values else None,
         "mask": mask,
@@ -106,13 +110,15 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
         return len(leaves) - 1
 
     q, k, v = (
-        leaf("q", b, n_q, h, d, half=True),
+        leaf("q", *((b, n_q, h, d) if call["by_token"] else (b, h, n_q, d)), half=True),
         leaf("k", b, call["h_kv"], n_k, d, half=True),
         leaf("v", b, call["h_kv"], n_k, d_v, half=True),
     )
     axes = (b if call["per_batch"] else 1, h, n_q if call["per_row"] else 1)
-    band, lines = None, [None] * 4
-    if call["bias"] != "none":
+    band, factor, lines = None, None, [None] * 4
+    if call["bias"] == "product":
+        factor = leaf("key table", h if call["per_batch"] else 1, 2 * call["reach"] + 1, d)
+    elif call["bias"] != "none":
         band = leaf("band", *axes, 2 * call["reach"] + 1)
     if call["bias"] in ("constant", "sloped"):
         lines[0], lines[2] = leaf("left", *axes), leaf("right", *axes)
@@ -133,13 +139,16 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
         pick = [None if i is None else xs[i] for i in lines]
         bias = None if band is None else LagBias(xs[band], Line(*pick[:2]), Line(*pick[2:]))
         bias = LagBias.clipped(xs[band]) if call["bias"] == "clipped" else bias
+        heads = (xs[q].transpose(1, 2) if call["by_token"] else xs[q], xs[k], xs[v])
+        if factor is not None:
+            query = heads[0] * 1 if call["apart"] else heads[0]
+            bias = QueryBias(query, xs[factor], scale=d**-0.5)
         options = {
             "bias": bias,
             "values": None if table is None else LagValues(xs[table]),
             "mask": mask,
             **{x: call[x] for x in ("causal", "window", "scale", "q_start")},
         }
-        heads = (xs[q].transpose(1, 2), xs[k], xs[v])
         if how == "fused":
             out = attend(*heads, backend="fused", **options)
         else:
