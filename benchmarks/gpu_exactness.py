@@ -18,6 +18,7 @@ import random
 import sys
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +209,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument(
+        "--again", type=Path, help="an earlier result: its calls beyond, and those it did not reach"
+    )
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     options = parser.parse_args()
     first = options.seed * 1_000_000
     seeds = list(range(first, first + options.calls))
+    where = machine("cuda")
+    where["commit"] = options.commit or where["commit"]
+    before = []
+    if options.again:
+        earlier = json.loads(options.again.read_text())
+        commit = earlier["machine"]["commit"]
+        before = [{"commit": commit, **row} for row in earlier["rows"] if not row["bad"]]
+        done = {row["seed"] for row in before}
+        seeds = [seed for seed in seeds if seed not in done]
     start, running, rows = time.time(), options.processes, []
     mp.set_start_method("spawn")
     queue: Any = mp.Queue()
@@ -233,6 +246,7 @@ def main() -> None:
             rows.append(row)
     for process in workers:
         process.terminate()
+    rows = before + [{"commit": where["commit"], **row} for row in rows]
     rows.sort(key=lambda row: row["seed"])
     bad = [row for row in rows if row["bad"]]
     for row in bad[:20]:
@@ -245,12 +259,11 @@ def main() -> None:
         "worst": worst[-1],
         "median": worst[len(worst) // 2],
         "by_mode": {m: sum(r["mode"] == m for r in rows) for m in ("one pass", "split", "decode")},
+        "by_commit": dict(Counter(row["commit"] for row in rows)),
         "seconds": round(time.time() - start),
     }
     print(json.dumps(summary))
     options.out.mkdir(parents=True, exist_ok=True)
-    where = machine("cuda")
-    where["commit"] = options.commit or where["commit"]
     result = {"seed": options.seed, "machine": where, **summary, "rows": rows}
     path = options.out / "exactness.json"
     path.with_suffix(".tmp").write_text(json.dumps(result, indent=1) + "\n")

@@ -27,10 +27,9 @@ class ClippedBand(torch.autograd.Function):
         """The tails' gradients to the end columns."""
         if d_band is None or d_tails is None:  # attention gives both, or neither
             return None
+        if d_band.shape[-1] == 1:  # one number for all keys, which no softmax sees
+            return torch.zeros_like(d_band, dtype=ctx.dtype)
         whole = d_band.to(ctx.dtype, copy=True)
-        if d_band.shape[-1] == 1:
-            whole[..., 0] = d_band[..., 0] + d_tails[0] + d_tails[2]
-        else:
-            whole[..., 0] = d_band[..., 0] + d_tails[0]
-            whole[..., -1] = d_band[..., -1] + d_tails[2]
+        whole[..., 0] = d_band[..., 0] + d_tails[0]
+        whole[..., -1] = d_band[..., -1] + d_tails[2]
         return whole

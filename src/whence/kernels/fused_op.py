@@ -158,7 +158,9 @@ class LagAttention(torch.autograd.Function):
             band, tails = band_room(q if query is None else query, factor)
             given = given._replace(band=band[..., 1:-1], tails=tails)
             ctx.query_too = ctx.needs_input_grad[2 if query is None else 5]
-            ctx.band_too = ctx.tails_too = ctx.query_too or ctx.needs_input_grad[6]
+            # One lag is one number for all keys of a query, which no softmax sees.
+            more = factor.shape[1] > 1
+            ctx.band_too = ctx.tails_too = more and (ctx.query_too or ctx.needs_input_grad[6])
         product = Product(scale, q if query is None else query, factor)
         kept = attended(
             *(q, k, v, given, numbers), tails_too=ctx.tails_too, band=band, product=product
@@ -184,7 +186,9 @@ class LagAttention(torch.autograd.Function):
             tails_too=ctx.tails_too,
         )
         d_query, d_factor = None, None
-        if factor is not None and d_band is not None:
+        if factor is not None and d_band is None:
+            d_factor = torch.zeros_like(factor)
+        elif factor is not None and d_band is not None:
             d_query, d_factor = band_gradients(
                 d_band,
                 d_tails,

@@ -187,7 +187,7 @@ def share_kernel(
             False,
             STAGES,
             PRECISION,
-            True,
+            RAW=True,
         )
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) * groups * n_q + bhq
     tl.store(
