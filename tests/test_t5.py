@@ -112,16 +112,24 @@ def test_attention_equals_t5s_own_which_does_not_scale(causal):
     assert_close(theirs.o(got.transpose(1, 2).reshape(b, n, 12)), want)
 
 
-def test_t5_is_a_band_to_max_distance_with_constant_tails():
-    method = build("t5:buckets=8,max_distance=20", n_heads=2, d_head=4)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("buckets", "distance"), [(8, 20), (32, 128), (7, 9), (64, 1000), (4, 40), (33, 200)]
+)
+def test_t5_is_a_band_to_its_last_buckets_with_constant_tails(buckets, distance, causal):
+    method = T5(2, buckets=buckets, max_distance=distance, causal=causal)
     bias = method.score_term(torch.zeros(1, 2, 1, 4), torch.arange(1), torch.arange(1))
     assert isinstance(bias, LagBias)
-    assert bias.reach == 20
+    assert bias.reach <= distance
     assert bias.band.shape[:3] == (1, 2, 1)
     assert bias.left.slope is None
-    far = bias.at(torch.tensor([-10_000, -20, 20, 10_000]))
-    assert_close(far[..., 0], far[..., 1], rtol=0, atol=0)
-    assert_close(far[..., 2], far[..., 3], rtol=0, atol=0)
+    lag = torch.arange(-3 * distance, 3 * distance + 1)
+    want = method.table[t5_bucket(lag, buckets, distance, causal=causal)].T
+    assert_close(bias.at(lag)[0, :, 0], want, rtol=0, atol=0)
+
+
+def test_the_last_buckets_of_t5_begin_before_max_distance():
+    assert build("t5", n_heads=1, d_head=4).reach == 92
 
 
 def test_causal_t5_puts_every_later_key_into_bucket_0():

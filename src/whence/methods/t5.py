@@ -39,6 +39,7 @@ class T5(PositionMethod):
         )
         self.n_heads, self.buckets, self.causal = n_heads, buckets, causal
         self.max_distance = max_distance
+        self.reach = _reach(buckets if causal else buckets // 2, max_distance)
         self.table = nn.Parameter(torch.empty(buckets, n_heads))
         nn.init.normal_(self.table, 0.0, 0.02)
         self._bucket: Tensor | None = None
@@ -51,11 +52,11 @@ class T5(PositionMethod):
         *,
         content: Content | None = None,
     ) -> LagBias:
-        """A band to max_distance, where the buckets have saturated, and constant tails."""
+        """A band to where the last buckets begin, and constant tails."""
         return LagBias.clipped(embedding(self._buckets(), self.table).T[None, :, None])
 
     def _buckets(self) -> Int[Tensor, " lag"]:
-        """Of the lags to max_distance; they never change, so they are found once on a device."""
+        """Of the lags to the reach; they never change, so they are found once on a device."""
         if self._bucket is not None and self._bucket.device == self.table.device:
             return self._bucket
         if torch.compiler.is_compiling():
@@ -70,9 +71,18 @@ class T5(PositionMethod):
         return bucket
 
     def _found(self) -> Int[Tensor, " lag"]:
-        reach, device = self.max_distance, self.table.device
-        lag = torch.arange(-reach, reach + 1, device=device)
-        return t5_bucket(lag, self.buckets, reach, causal=self.causal)
+        lag = torch.arange(-self.reach, self.reach + 1, device=self.table.device)
+        return t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
+
+
+def _reach(buckets: int, max_distance: int) -> int:
+    """The distance from which on all lags of a side are in its last bucket, and one for rounding.
+
+    With T5's own numbers it is 92 and not 128: near tiles are what a bias costs.
+    """
+    exact = buckets // 2
+    start = exact * (max_distance / exact) ** (1 - 1 / (buckets - exact))
+    return min(max_distance, math.ceil(start) + 1)
 
 
 def t5_bucket(
