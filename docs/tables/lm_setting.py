@@ -12,8 +12,7 @@ def lm_setting(stored: Stored) -> str:
     if results is None:
         return MISSING.format(LM)
     config, data, machine = results["config"], results["data"], results["machine"]
-    counts = [sum(x["method"] == m for x in results["jobs"]) for m in config["methods"]]
-    seeds = " or ".join(str(n) for n in sorted(set(counts)))
+    seeds = _seeds(results)
     together = max(job["side_by_side"] for job in results["jobs"])
     epochs = config["steps"] * config["batch"] * config["train_length"] / int(data["train_tokens"])
     tokens = {x["tokens"] for job in results["jobs"] for x in job["losses"] if x["tokens"]}
@@ -28,14 +27,21 @@ def lm_setting(stored: Stored) -> str:
         f"{config['train_length']:,} tokens, {epochs:.1f} times through the text; AdamW, learning "
         f"rate {config['learning_rate']:g} after {config['warmup']} steps of warm-up "
         f"({_times(config['position_rate'])} for TISA, TISAv2, T5 and KERPLE), a cosine, "
-        f"weight decay {config['weight_decay']:g}, bfloat16; {seeds} seeds; {together} runs side "
-        "by side.",
+        f"weight decay {config['weight_decay']:g}, bfloat16; {seeds} seeds; up to {together} runs "
+        "side by side.",
         f"- Machine: {machine.get('gpu') or machine['cpu']}, torch {machine['torch']}, Triton "
         f"{machine.get('triton')}, Python {machine['python']}, {_commits(machine)}.",
         *_second(stored, config),
         "- All numbers and curves: [results/lm/lm.json](../results/lm/lm.json).",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _seeds(results: dict[str, Any]) -> str:
+    """How many a method has; of methods that differ, each number."""
+    jobs, methods = results["jobs"], results["config"]["methods"]
+    counts = {sum(job["method"] == method for job in jobs) for method in methods}
+    return " or ".join(map(str, sorted(counts)))
 
 
 def _times(rate: float) -> str:
@@ -50,10 +56,11 @@ def _second(stored: Stored, config: dict[str, Any]) -> list[str]:
     told = ("seeds", "methods", "data", "valid", "tokenizer")
     other = {k: v for k, v in second["config"].items() if k not in told and v != config[k]}
     words = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in other.items())
-    together = max(job["side_by_side"] for job in second["jobs"])
+    seeds, together = _seeds(second), max(job["side_by_side"] for job in second["jobs"])
     return [
-        f"- Second run: {words}, all else the same; {together} runs side by side; "
-        f"{_commits(second['machine'])}; [half_rate/lm.json](../results/lm/half_rate/lm.json)."
+        f"- Second run: {words}, all else the same; {seeds} seeds; up to {together} runs "
+        f"side by side; {_commits(second['machine'])}; "
+        "[half_rate/lm.json](../results/lm/half_rate/lm.json)."
     ]
 
 
