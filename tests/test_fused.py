@@ -293,16 +293,17 @@ def test_more_heads_than_a_grid_has_are_refused() -> None:
 
 
 def test_the_operator_sums_no_gradient_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whence.kernels import fused_op
+    from whence.kernels import fused_eager, fused_op
+    from whence.kernels.fused_parts import gradients
 
     asked = []
-    gradients = fused_op.gradients
 
     def asking(*args: object, band_too: bool, tails_too: bool) -> object:
         asked.append((band_too, tails_too))
         return gradients(*args, band_too=band_too, tails_too=tails_too)
 
-    monkeypatch.setattr(fused_op, "gradients", asking)
+    for module in (fused_op, fused_eager):
+        monkeypatch.setattr(module, "gradients", asking)
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
     bias = LagBias.line(torch.tensor([-0.5, -0.25]))
 

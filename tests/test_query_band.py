@@ -233,3 +233,16 @@ def test_packed_sequences_are_those_apart() -> None:
         mine, keys, values = (x[:, :, part] for x in (q, k, v))
         apart = attend(mine, keys, values, bias=QueryBias(mine, table), backend="fused")
         torch.testing.assert_close(whole[:, :, part], apart, rtol=1e-4, atol=1e-5)
+
+
+def test_one_vector_for_all_lags_has_no_gradient() -> None:
+    """It adds one number to all logits of a query, which no softmax sees."""
+    torch.manual_seed(0)
+    position = build("shaw:clip=0", n_heads=2, d_head=16)
+    q, k, v = (torch.randn(1, 2, 21, 16) for _ in range(3))
+    band = torch.randn(1, 2, 21, 1, requires_grad=True)
+    attend(q, k, v, bias=LagBias.clipped(band), backend="fused").square().sum().backward()
+    positioned_attention(position, q, k, v, backend="fused").square().sum().backward()
+    assert not band.grad.any()
+    assert not position.key_table.grad.any()
+    assert position.value_table.grad.any()

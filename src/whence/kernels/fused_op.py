@@ -1,15 +1,14 @@
-"""The fused attention and its gradient: an autograd function, and one operator for compilers."""
+"""The fused attention as one operator for compilers, and the choice between it and eager calls."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whence.kernels.split import far_attention, far_gradients, near_numbers
-from whence.kernels.tiles_table import fitting
+from whence.kernels.fused_eager import LagAttention
+from whence.kernels.fused_parts import Kept, attended, gradients
 from whence.kernels.triton_inputs import (
     NO_PRODUCT,
-    Far,
     Inputs,
     Numbers,
     Product,
@@ -17,8 +16,6 @@ from whence.kernels.triton_inputs import (
     shared_out,
     tokens_of,
 )
-from whence.kernels.triton_launch import backward, forward
-from whence.kernels.triton_query_band import band_gradients, band_room, value_table_gradient
 from whence.kernels.triton_rows import empty_rows
 
 
@@ -42,167 +39,6 @@ def lag_attention(
             numbers, scale, q, k, v, *factors, *inputs
         )
     return out
-
-
-class Kept(NamedTuple):
-    """What forward leaves for backward; None for what the call does not need."""
-
-    out: Tensor
-    lse: Tensor  # in base 2
-    rest: Tensor | None  # what rounding took from out
-    mass: Tensor | None  # a lag of the value table
-    far_left: Tensor | None
-    far_left_lse: Tensor | None
-    far_right: Tensor | None
-    far_right_lse: Tensor | None
-    band: Tensor | None  # as the kernels read it
-
-
-def attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    inputs: Inputs,
-    numbers: Numbers,
-    *,
-    tails_too: bool,
-    band: Tensor | None = None,
-    product: Product = NO_PRODUCT,
-) -> Kept:
-    """The output and what its gradient needs; `band` is room for that of a product."""
-    far, near = None, numbers
-    if numbers.far:
-        far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
-    out, rest, lse, mass, band = fitting(
-        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far, band, product)
-    )
-    # Only the gradient of a tail asks again what the far keys gave.
-    parts = far[1:] if far is not None and tails_too else (None,) * 4
-    return Kept(out, lse, rest, mass, *parts, band)
-
-
-def gradients(
-    d_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kept: Kept,
-    inputs: Inputs,
-    numbers: Numbers,
-    *,
-    band_too: bool = True,
-    tails_too: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of q, k, v, band, tails and table; None for what is not there."""
-    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-    d_table = None
-    if inputs.table is not None:
-        assert kept.mass is not None
-        d_table = value_table_gradient(kept.mass, d_out, inputs.table)
-    far, elsewhere, near = None, None, numbers
-    if numbers.far:
-        near = near_numbers(numbers)
-        elsewhere = far_gradients(d_out, q, k, v, kept.out, kept.lse, inputs, numbers)
-        far = Far(numbers.far, *kept[4:8])
-    found = fitting(
-        "backward",
-        q,
-        v,
-        lambda rows, keys, block: backward(
-            d_out,
-            q,
-            k,
-            v,
-            kept.out,
-            kept.rest,
-            kept.lse,
-            kept.band,
-            inputs,
-            near,
-            rows,
-            keys,
-            block,
-            band_too=band_too,
-            tails_too=tails_too,
-            far=far,
-            far_gradients=elsewhere,
-        ),
-    )
-    d_band, d_tails = found.band, found.tails
-    if inputs.band is not None and d_band is not None:
-        d_band = d_band.sum_to_size(inputs.band.shape)
-    if inputs.tails is not None and d_tails is not None:
-        d_tails = d_tails.sum_to_size(inputs.tails.shape)
-    return found.q, found.k, found.v, d_band, d_tails, d_table
-
-
-class LagAttention(torch.autograd.Function):
-    """The eager path: fewer steps on the host than an operator takes, which counts at small n."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        numbers: Numbers,
-        scale: float,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query: Tensor | None,
-        factor: Tensor | None,
-        *inputs: Tensor | None,
-    ) -> Tensor:
-        """Run the kernel; keep what backward needs. scale, query, factor: see Product."""
-        given, band = Inputs(*inputs), None
-        ctx.band_too, ctx.tails_too = ctx.needs_input_grad[7], ctx.needs_input_grad[9]
-        if factor is not None:
-            band, tails = band_room(q if query is None else query, factor)
-            given = given._replace(band=band[..., 1:-1], tails=tails)
-            ctx.query_too = ctx.needs_input_grad[2 if query is None else 5]
-            # One lag is one number for all keys of a query, which no softmax sees.
-            more = factor.shape[1] > 1
-            ctx.band_too = ctx.tails_too = more and (ctx.query_too or ctx.needs_input_grad[6])
-        product = Product(scale, q if query is None else query, factor)
-        kept = attended(
-            *(q, k, v, given, numbers), tails_too=ctx.tails_too, band=band, product=product
-        )
-        ctx.save_for_backward(q, k, v, query, factor, *kept, *given)
-        ctx.numbers, ctx.scale = numbers, scale
-        return kept.out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients in the order of forward's arguments."""
-        q, k, v, query, factor, *tensors = ctx.saved_tensors
-        d_q, d_k, d_v, d_band, d_tails, d_table = gradients(
-            d_out,
-            q,
-            k,
-            v,
-            Kept(*tensors[:9]),
-            Inputs(*tensors[9:]),
-            ctx.numbers,
-            band_too=ctx.band_too,
-            tails_too=ctx.tails_too,
-        )
-        d_query, d_factor = None, None
-        if factor is not None and d_band is None:
-            d_factor = torch.zeros_like(factor)
-        elif factor is not None and d_band is not None:
-            d_query, d_factor = band_gradients(
-                d_band,
-                d_tails,
-                q if query is None else query,
-                factor,
-                ctx.scale,
-                into=d_q if query is None else None,
-                query_too=ctx.query_too,
-                table_too=ctx.needs_input_grad[6],
-            )
-            d_query = None if query is None else d_query
-            d_band, d_tails = None, None
-        of_inputs = (d_band, None, d_tails, d_table, None, None, None, None)
-        return (None, None, d_q, d_k, d_v, d_query, d_factor, *of_inputs)
 
 
 @torch.library.custom_op("whence::lag_attention", mutates_args=())

@@ -47,8 +47,7 @@ class QueryBias(LagBias):
         """The same bias with its band."""
         recorded = torch.is_grad_enabled()
         if recorded not in self._made:
-            table = (self.table * self.scale).to(self.query.dtype)  # smaller than the product
-            self._made[recorded] = LagBias.clipped(_product(self.query, table.transpose(-1, -2)))
+            self._made[recorded] = clipped_product(self.query, self.table, self.scale)
         return self._made[recorded]
 
     @property
@@ -95,6 +94,12 @@ class QueryBias(LagBias):
         if self.shape[2] == 1:
             return self
         return QueryBias(self.query[:, :, start:stop], self.table, scale=self.scale)
+
+
+def clipped_product(query: Tensor, table: Tensor, scale: float) -> LagBias:
+    """The same bias, made at once."""
+    table = (table * scale).to(query.dtype)  # smaller than the product
+    return LagBias.clipped(_product(query, table.transpose(-1, -2)))
 
 
 def _product(q: Tensor, table: Tensor) -> Tensor:

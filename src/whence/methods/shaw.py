@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from whence.checks import at_least, require
 from whence.lag import LagBias, LagValues, QueryBias
+from whence.lag.query import clipped_product
 from whence.method import Content, PositionMethod
 
 
@@ -57,7 +58,10 @@ class Shaw(PositionMethod):
         """q @ A_K.T / sqrt(d): one band for each query; clipping makes its ends the tails."""
         if self.key_table is None:
             return None
-        return QueryBias(q, self._symmetric(self.key_table), scale=self.d_head**-0.5)
+        table, scale = self._symmetric(self.key_table), self.d_head**-0.5
+        if torch.compiler.is_compiling():  # a lazy one breaks the graph of some versions
+            return clipped_product(q, table, scale)
+        return QueryBias(q, table, scale=scale)
 
     def value_term(self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]) -> LagValues | None:
         """A_V, its end rows for every lag beyond the clip."""

@@ -82,7 +82,7 @@ def _reach(buckets: int, max_distance: int) -> int:
     """
     exact = buckets // 2
     start = exact * (max_distance / exact) ** (1 - 1 / (buckets - exact))
-    return min(max_distance, math.ceil(start) + 1)
+    return min(max_distance, math.ceil(float(start)) + 1)
 
 
 def t5_bucket(
