@@ -6,7 +6,7 @@ from tables.stored import MISSING, Stored
 from whence.bench import CONTENDERS as BENCHED
 
 TISA = "tisa:kernels=5"
-RUNS = ("gpu/bars.json", "gpu/flex.json", "gpu/bars_before.json")  # the newest first
+RUNS = ("gpu/t5.json", "gpu/flex.json", "gpu/bars.json", "gpu/flex_before.json")  # newest first
 SECTION = """
 ## Attention on a GPU
 
@@ -21,7 +21,7 @@ plain PyTorch (eager, SDPA with a dense bias, the article's algorithm) equal the
 float64, at up to 512 tokens. The stricter check is `benchmarks/gpu_exactness.py`.
 
 Measured on {gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python},
-commit {commit}; what the GPU's time did not suffice for is from an earlier commit, named beside it.
+commit {commit} unless another is named.
 Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the host,
 and hosts differ by half; from a CUDA graph it is the GPU's time alone. All numbers, with quantiles:
 [results/gpu](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
@@ -31,12 +31,13 @@ and hosts differ by half; from a CUDA graph it is the GPU's time alone. All numb
 def gpu(stored: Stored) -> str:
     """The whole section on one GPU, or nothing where it has not been measured.
 
-    What the newest run did not reach is from one before it, with its commit.
+    The longest run is the main one; what another measured later, or alone, has its commit.
     """
     runs = [results for results in map(stored.json, RUNS) if results is not None]
     if not runs:
         return ""
-    parts = [SECTION.format(**runs[0]["config"], **runs[0]["machine"]), "\n", _bars(runs)]
+    main = max(runs, key=_size)
+    parts = [SECTION.format(**main["config"], **main["machine"]), "\n", _bars(runs)]
     seen: set[tuple[Any, ...]] = set()
     for results in runs:
         fresh = [r for r in results["records"] if _point(r) not in seen]
@@ -82,6 +83,10 @@ def gpu_short(stored: Stored) -> str:
     )
 
 
+def _size(results: dict[str, Any]) -> int:
+    return len(results["bars"])
+
+
 def _group(record: dict[str, Any]) -> tuple[Any, ...]:
     """One table each: the batch follows from n, except when decoding."""
     batch = record["batch"] if record["mode"] == "decode" else None
@@ -93,14 +98,19 @@ def _point(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _bars(runs: list[dict[str, Any]]) -> str:
-    """Every bar by the newest run that has a figure for it; both sides are of one run."""
+    """Every bar by the newest run that has a figure for it; both sides are of one run.
+
+    In the order of the longest run.
+    """
     lines = ["| | measured | promised | | commit |", "|---|---:|---|---|---|"]
     found: dict[str, tuple[dict[str, Any], str]] = {}
     for results in runs:
         for bar in results["bars"]:
             if bar["what"] not in found or found[bar["what"]][0]["value"] is None:
                 found[bar["what"]] = bar, results["machine"]["commit"][:7]
-    for bar, commit in found.values():
+    longest = sorted(runs, key=_size, reverse=True)
+    order = dict.fromkeys(bar["what"] for results in longest for bar in results["bars"])
+    for bar, commit in map(found.__getitem__, order):
         value = "-" if bar["value"] is None else f"{bar['value']:.2f}"
         limit = "" if bar["limit"] is None else f"{bar['rule']} {bar['limit']:g}"
         word = {True: "held", False: "missed", None: ""}[bar["held"]]
