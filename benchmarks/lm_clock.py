@@ -79,9 +79,14 @@ def on_the_gpu(step: Callable[[], None], device: str) -> Record:
     }
 
 
-def profiled(contender: Contender, n: int, tokens: int) -> Record:
-    """`on_the_gpu` of a contender, or why that is not known."""
+def profiled(made: Callable[[], Contender], n: int, tokens: int) -> Record:
+    """`on_the_gpu` of the contender that is made, or why that is not known.
+
+    A process that has profiled once launches more slowly ever after: to be called when all whose
+    launches count are timed.
+    """
     try:
+        contender = made()
         ids = random_ids(n, tokens, contender.device)
         return on_the_gpu(lambda: contender.step(ids), contender.device)
     except Exception as error:
@@ -136,18 +141,17 @@ def alone(
     seconds: float,
     *,
     host: bool = False,
-    kernels: bool = False,
 ) -> Record:
     """One contender with the device for itself, with fewer sequences where memory ends.
 
     With `host`, host_ms is a step of one short sequence, where the GPU has next to nothing to do:
-    what the host needs to launch it. With `kernels`, what the GPU had to do is there as well.
+    what the host needs to launch it.
     """
     record: Record = {"contender": name, "n": n, "mode": taken_apart(name)[1]}
     while True:
         forget(device)
         try:
-            return record | _alone(name, shape, n, tokens, device, seconds, host, kernels)
+            return record | _alone(name, shape, n, tokens, device, seconds, host)
         except torch.OutOfMemoryError:
             if tokens <= n:
                 return record | {"skipped": f"out of memory with one sequence of {n:,}"}
@@ -157,14 +161,7 @@ def alone(
 
 
 def _alone(
-    name: str,
-    shape: Shape,
-    n: int,
-    tokens: int,
-    device: str,
-    seconds: float,
-    host: bool,
-    kernels: bool,
+    name: str, shape: Shape, n: int, tokens: int, device: str, seconds: float, host: bool
 ) -> Record:
     ids = random_ids(n, tokens, device)
     contender = Contender(name, shape, n, device)
@@ -187,6 +184,4 @@ def _alone(
         short = ids[:1, :SHORT].contiguous()
         seconds_a_step(lambda: contender.step(short), device, 2)
         found["host_ms"] = 1e3 * seconds_a_step(lambda: contender.step(short), device)
-    if kernels:
-        found |= profiled(contender, n, ids.numel())
     return found

@@ -23,6 +23,11 @@ takes. With `--compile` they are measured under torch.compile too, and from CUDA
 host has little to do; with the fewest tokens alone, since a compilation takes ten seconds even if
 all its kernels are there already.
 
+Once a process has profiled, it launches more slowly: TISA took 70 ms a step where it had taken 44.
+So the kernels' times come after all eager steps are timed: the turns, then each alone, then the
+profiles, of models built anew; last what `--compile` asks for, each group timed and profiled. What
+a part leaves of its time goes to the next.
+
 A process that compiles spends most of its time doing so. N processes with `--warm 0/N` to
 `--warm N-1/N` before the real one fill the caches of Triton and Inductor side by side.
 """
@@ -30,6 +35,7 @@ A process that compiles spends most of its time doing so. N processes with `--wa
 import argparse
 import gc
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +64,8 @@ from whence.bench.session import first_line
 TOKENS = "32768,131072"
 BARS = {TISA: 0.03, SHAW: 0.07}  # the most of the tokens a second
 EAGER_SHARE, COMPILED_SHARE = 0.12, 0.03  # of all seconds, for the turns themselves
-COMPILE_UNTIL = 0.7  # of all seconds, then the rest is for what is measured alone
+ALONE_UNTIL, PROFILED_UNTIL = 0.6, 0.75  # of all seconds, the rest is for what is compiled
+ALONE_UNTIL_ELSE = 0.8  # where nothing is, and the rest is for profiles
 EACH = 1.25  # seconds at most for turns of one that is measured alone
 SPENT = "not measured, the time was spent"
 Group = tuple[int, int, list[str]]  # length, tokens a step, contenders
@@ -123,6 +130,8 @@ def told(record: Record) -> str:
     ]
     if record.get("gpu_ms") is not None:
         said.append(f"GPU {record['gpu_ms']:.1f} ms, {record['launches']:,} launches")
+    if "unprofiled" in record:
+        said.append(f"GPU: {record['unprofiled'][:160]}")
     if record.get("peak_bytes") is not None:
         said.append(f"{record['peak_bytes'] / 1e9:.1f} GB")
     if "host_ms" in record:
@@ -147,24 +156,31 @@ class Costs:
 
     def keep(self) -> None:
         """Write what there is."""
-        article = [r for r in self.found["alone"] if r["contender"] == ARTICLE]
-        self.found["bars"] = bars(self.found["turns"], article)
+        self.found["bars"] = bars(self.found["turns"], self.article())
         save(self.found, self.out)
 
+    def article(self) -> list[Record]:
+        """What there is of the article's algorithm."""
+        return [record for record in self.found["alone"] if record["contender"] == ARTICLE]
+
     def take_turns(self, group: Group, seconds: float) -> None:
-        """Time a group, then profile it: should that end the process, the times are there."""
+        """Time a group; then profile it if it is compiled, since to build it anew takes long.
+
+        Should a profile end the process, the times are there.
+        """
         n, tokens, names = group
+        eager = taken_apart(names[0])[1] == EAGER
         records, ready = in_turns(names, self.shape, n, tokens, self.device, seconds)
         self.found["turns"] += records
         self.keep()
         for record in records:
-            if record["contender"] in ready:
-                record |= profiled(ready[record["contender"]], n, tokens)
+            if not eager and record["contender"] in ready:
+                record |= profiled(partial(ready.__getitem__, record["contender"]), n, tokens)
             print(told(record), flush=True)
         ready.clear()
-        if taken_apart(names[0])[1] != EAGER:
+        if not eager:
             torch.compiler.reset()  # memory of graphs; and the next length is no dynamic shape
-        self.keep()
+            self.keep()
 
     def leave_out(self, group: Group) -> None:
         """Say that there was no time for a group."""
@@ -181,42 +197,63 @@ class Costs:
         """One alone; without seconds it is said that there were none."""
         record: Record = {"contender": name, "n": n, "skipped": SPENT}
         if seconds is not None:
-            kernels = name == ARTICLE
-            record = alone(
-                name, self.shape, n, tokens, self.device, seconds, host=host, kernels=kernels
-            )
+            record = alone(name, self.shape, n, tokens, self.device, seconds, host=host)
         self.found["alone"].append(record)
         self.keep()
         print("alone " + told(record), flush=True)
 
+    def profile(self, end: float) -> None:
+        """What the GPU has to do in the turns and by the article, until `end`.
+
+        Each is built anew, and gone before the next.
+        """
+        for record in (*self.found["turns"], *self.article()):
+            if "skipped" in record:
+                continue
+            if time.monotonic() < end:
+                forget(self.device)
+                n, tokens = record["n"], record["tokens"]
+                made = partial(Contender, record["contender"], self.shape, n, self.device)
+                record |= profiled(made, n, tokens)
+            else:
+                record |= {"gpu_ms": None, "launches": None, "unprofiled": SPENT}
+            self.keep()
+            print("profiled " + told(record), flush=True)
+        forget(self.device)
+
+    def tell_bars(self) -> None:
+        """All bars so far."""
+        for bar in self.found["bars"]:
+            print(told_bar(bar), flush=True)
+
 
 def measured(costs: Costs, plan: list[Group], methods: tuple[str, ...], seconds: float) -> None:
-    """Bars, the article, then every method alone."""
+    """Eager bars, the article and every method alone, profiles of what was eager, other bars."""
     start = time.monotonic()
-    eager = sum(taken_apart(names[0])[1] == EAGER for _, _, names in plan)
-    for group in plan:
-        if taken_apart(group[2][0])[1] == EAGER:
-            costs.take_turns(group, EAGER_SHARE * seconds / eager)
-        elif time.monotonic() < start + COMPILE_UNTIL * seconds:
-            costs.take_turns(group, COMPILED_SHARE * seconds / (len(plan) - eager))
-        else:
-            costs.leave_out(group)
-    for bar in costs.found["bars"]:
-        print(told_bar(bar), flush=True)
+    eager = [group for group in plan if taken_apart(group[2][0])[1] == EAGER]
+    later = [group for group in plan if group not in eager]
+    for group in eager:
+        costs.take_turns(group, EAGER_SHARE * seconds / len(eager))
+    costs.tell_bars()
     forget(costs.device)
     gc.freeze()  # what is there stays; to look through it before each would take longer than a step
     lengths = list(dict.fromkeys(n for n, _, _ in plan))
     fewest = min(tokens for _, tokens, _ in plan)
     singles = [(name, n) for name in (ARTICLE, BASELINE, *methods) for n in lengths]
+    end = start + (ALONE_UNTIL if later else ALONE_UNTIL_ELSE) * seconds
     for place, (name, n) in enumerate(singles):
-        left = start + seconds - time.monotonic()
+        left = end - time.monotonic()
         each = min(max(left, 0.0) / (len(singles) - place) / 2, EACH)
         late = left < 0 and name != ARTICLE  # which is asked for, as the bars are
         costs.measure(name, n, fewest, None if late else each, host=n == lengths[0])
+    costs.profile(start + (PROFILED_UNTIL if later else 1.0) * seconds)
     gc.unfreeze()
-    for bar in costs.found["bars"]:
-        if bar["what"] == ARTICLE:
-            print(told_bar(bar), flush=True)
+    for group in later:
+        if time.monotonic() < start + seconds:
+            costs.take_turns(group, COMPILED_SHARE * seconds / len(later))
+        else:
+            costs.leave_out(group)
+    costs.tell_bars()
 
 
 def warm(share: str, plan: list[Group], methods: tuple[str, ...], costs: Costs, end: float) -> None:

@@ -4,8 +4,9 @@
 
 `state.tar.gz` is what lm_gpu.py packed, `cost.json` what lm_cost.py wrote: methods were trained
 side by side, so speed and memory in the table are those that lm_cost.py measured of each method
-alone, if it did. With `--light` a second comparison keeps its numbers and no pictures. Nothing is
-measured here. `python docs/make_tables.py` then fills docs/lm_results.md.
+alone, if it reached all of them; else the memory is that of the runs. With `--light` a second
+comparison keeps its numbers and no pictures. Nothing is measured here. `python docs/make_tables.py`
+then fills docs/lm_results.md.
 """
 
 import argparse
@@ -79,12 +80,16 @@ def _seen(view: LagView) -> LagView:
 
 
 def with_costs(results: Language, costs: dict[str, Any] | None) -> RankTable:
-    """The ranking, with speed and memory of each method alone at the length of training."""
+    """The ranking, with speed and memory of each method alone at the length of training.
+
+    Where not all were measured there, memory stays that of the runs: one column, one measurement.
+    """
     table = rank_table(results)
-    if costs is None or not costs["alone"]:
-        return table
     home = int(results.config["train_length"])
-    alone = {r["contender"]: r for r in costs["alone"] if r["n"] == home}
+    known = [] if costs is None else costs["alone"]
+    alone = {r["contender"]: r for r in known if r["n"] == home and "skipped" not in r}
+    if not all(row[0] in alone for row in table.rows):
+        return table
     head, rows = list(table.head), [list(row) for row in table.rows]
     for name in ("tokens/s", "peak memory"):
         if name in head:
@@ -94,13 +99,11 @@ def with_costs(results: Language, costs: dict[str, Any] | None) -> RankTable:
     head[-1:-1] = ["tokens/s", "memory"]
     tokens = set()
     for row in rows:
-        found = alone.get(row[0], {})
-        tokens |= {found["tokens"]} if "tokens" in found else set()
-        speed, peak = found.get("tokens_a_second"), found.get("peak_bytes")
-        row[-1:-1] = [
-            NONE if speed is None else f"{speed:,.0f}",
-            NONE if peak is None else f"{peak / 1e9:.1f} GB",
-        ]
+        found = alone[row[0]]
+        tokens.add(found["tokens"])
+        peak = found["peak_bytes"]
+        memory = NONE if peak is None else f"{peak / 1e9:.1f} GB"
+        row[-1:-1] = [f"{found['tokens_a_second']:,.0f}", memory]
     steps = " or ".join(f"{n:,}" for n in sorted(tokens, reverse=True))
     told = (
         f"{table.caption.split(' No speed is given')[0]} Tokens a second and memory are of "

@@ -112,7 +112,7 @@ def measured(folder: Path) -> str:
         patch.setattr(lm_contender, "VOCABULARY", 64)
         patch.setattr(lm_clock, "ENOUGH", 3)
         patch.setattr(lm_cost, "EACH", 0.0)
-        lm_cost.main(["--out", str(out), "--seconds", "90", "--methods", "learned", *sizes])
+        lm_cost.main(["--out", str(out), "--seconds", "90", "--methods", "nope;learned", *sizes])
     return out.read_text()
 
 
@@ -125,14 +125,15 @@ def costs(measured: str) -> dict[str, Any]:
 def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
     state: Path, costs: dict[str, Any], tmp_path: Path
 ) -> None:
-    costs["alone"][2]["n"] = 32  # learned, as if measured at the length of training
+    for record in costs["alone"][2:]:  # nope and learned, as if at the length of training
+        record["n"] = 32
     cost, out = tmp_path / "made.json", tmp_path / "results" / "lm"
     cost.write_text(json.dumps(costs))
     lm_results.main(["--state", str(state), "--cost", str(cost), "--out", str(out)])
     figures = {path.stem for path in (out / "figures").iterdir()}
     assert figures == {"length", "position", "curves", "tables", "attention"}
     table = (out / "table.md").read_text()
-    speed = f"{costs['alone'][2]['tokens_a_second']:,.0f}"
+    speed = f"{costs['alone'][3]['tokens_a_second']:,.0f}"
     assert f" | {speed} | " in next(x for x in table.splitlines() if x.startswith("| `learned`"))
     assert "- no loss at a longer length: learned knows 32 positions" in table
     assert "/" not in Language.load(out / "lm.json").config["data"]
@@ -177,12 +178,23 @@ def test_jobs_that_ran_at_another_commit_than_the_state_they_joined_are_named(
     assert again["commits"]["def"] == ["nope.1", "nope.2"]
 
 
-def test_a_comparison_whose_costs_were_not_reached_shows_none(
+def test_a_comparison_of_which_not_every_method_was_measured_alone_shows_the_memory_of_its_runs(
     state: Path, costs: dict[str, Any]
 ) -> None:
     results = lm_results.unpacked(state)
-    without = lm_results.with_costs(results, costs | {"alone": []})
-    assert without == lm_results.with_costs(results, None)
+    without = lm_results.with_costs(results, None)
+    assert "peak memory" in without.head
+    assert lm_results.with_costs(results, costs | {"alone": []}) == without
+    nope, learned = (record | {"n": 32} for record in costs["alone"][2:])
+    late = {"contender": "learned", "n": 32, "skipped": lm_cost.SPENT}
+    for reached in ([nope], [nope, learned | {"n": 16}], [nope, late]):
+        assert lm_results.with_costs(results, costs | {"alone": reached}) == without
+    found = lm_results.with_costs(results, costs | {"alone": [nope, learned]})
+    assert "peak memory" not in found.head
+    place = found.head.index("tokens/s")
+    assert {row[0]: row[place] for row in found.rows} == {
+        record["contender"]: f"{record['tokens_a_second']:,.0f}" for record in (nope, learned)
+    }
 
 
 def test_trials_are_read_from_their_logs_in_order() -> None:

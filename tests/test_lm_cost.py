@@ -1,6 +1,8 @@
 """What position costs in training: how it is measured, on sizes that any machine can run."""
 
+import itertools
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,45 @@ def test_bars_are_measured_with_each_number_of_tokens_and_in_each_mode(
     assert lm_alone(stored).count("| 16 |") == 3
 
 
+def test_nothing_eager_is_timed_once_the_process_has_profiled(
+    tmp_path: Path, compiled: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    built: weakref.WeakSet[Any] = weakref.WeakSet()
+    there: list[int] = []
+    made, summed_up = lm_contender.Contender.__init__, lm_clock.summed_up
+
+    def building(self: Any, *given: Any) -> None:
+        made(self, *given)
+        built.add(self)
+
+    def timed(*given: Any) -> dict[str, Any]:
+        events.append("timed")
+        return summed_up(*given)
+
+    def on_the_gpu(step: Any, device: str) -> dict[str, Any]:
+        step()
+        events.append("profiled")
+        there.append(len(built))
+        return {"gpu_ms": 2.0, "launches": 3}
+
+    monkeypatch.setattr(lm_contender.Contender, "__init__", building)
+    monkeypatch.setattr(lm_clock, "summed_up", timed)
+    monkeypatch.setattr(lm_clock, "on_the_gpu", on_the_gpu)
+    out = tmp_path / "cost.json"
+    given = ["--out", str(out), "--methods", "learned", "--compile", "--seconds", "90", *SIZES]
+    lm_cost.main(given)
+    in_order = [(kind, len(list(same))) for kind, same in itertools.groupby(events)]
+    eager = [("timed", 4 + 4 + 3), ("profiled", 4 + 4 + 1)]  # turns and alone; turns and article
+    assert in_order == [*eager, *(("timed", 2), ("profiled", 2)), *(("timed", 3), ("profiled", 3))]
+    assert there[:9] == [1] * 9  # one at a time
+    costs = json.loads(out.read_text())
+    timed_in_turns = [record for record in costs["turns"] if "skipped" not in record]
+    assert {record["gpu_ms"] for record in timed_in_turns} == {2.0}
+    assert [record.get("launches") for record in costs["alone"]] == [3, None, None]
+    assert {bar["gpu_cost"] for bar in costs["bars"]} == {0.0}
+
+
 def test_what_there_was_no_time_for_is_said_but_the_article_is_measured(
     tmp_path: Path, compiled: list[str | None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,8 +144,11 @@ def test_what_there_was_no_time_for_is_said_but_the_article_is_measured(
         f"{name}, {mode}" for name in (BASELINE, TISA, SHAW) for mode in lm_contender.COMPILERS
     }
     assert left == later | {BASELINE, "learned"}
-    assert f"n = 16, learned: {lm_cost.SPENT}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"n = 16, learned: {lm_cost.SPENT}" in said
+    assert said.count(f"GPU: {lm_cost.SPENT}") == 9  # of eight in turns and of the article
     assert costs["alone"][0]["tokens_a_second"] > 0
+    assert costs["alone"][0]["unprofiled"] == lm_cost.SPENT
 
 
 def test_processes_that_warm_the_caches_share_all_contenders_and_write_nothing(
