@@ -243,8 +243,8 @@ def test_tisa_keeps_its_extent_in_a_sum_with_alibi_or_t5_or_both():
         bias_of(build(name, n_heads=3, d_head=4), 300) for name in ("tisa", "alibi", "t5")
     )
     assert_close((tisa + alibi).extent, tisa.extent)
-    assert (t5 + tisa).extent.tolist() == [128] * 3
-    assert (alibi + tisa + t5).extent.tolist() == [128] * 3
+    assert (t5 + tisa).extent.tolist() == [t5.reach] * 3
+    assert (alibi + tisa + t5).extent.tolist() == [t5.reach] * 3
 
 
 def test_a_bias_without_extent_or_tails_is_its_own_trimmed():

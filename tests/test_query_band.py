@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence import LagBias, Mask, attend, build
+from whence import LagBias, Line, Mask, attend, build
 from whence.lag import QueryBias, query
 from whence.nn import positioned_attention
 
@@ -246,3 +246,29 @@ def test_one_vector_for_all_lags_has_no_gradient() -> None:
     assert not band.grad.any()
     assert not position.key_table.grad.any()
     assert position.value_table.grad.any()
+
+
+@pytest.mark.parametrize("layout", ["all heads from one", "a slice of q, k and v"])
+def test_tensors_that_hooks_saved_elsewhere_give_the_same_gradients(layout: str) -> None:
+    torch.manual_seed(0)
+    b, h, n, d = 1, 2, 20, 16
+    if layout == "all heads from one":
+        q = torch.randn(b, 1, n, d).expand(b, h, n, d).requires_grad_()
+    else:
+        q = torch.randn(b, n, 3, h, d)[:, :, 0].transpose(1, 2).requires_grad_()
+    k, v = (torch.randn(b, h, n, d, requires_grad=True) for _ in range(2))
+    table = torch.randn(1, 7, d, requires_grad=True)
+    leaves, results = [q, k, v, table], []
+    for moved in (lambda x: x, lambda x: x if x._base is not None else x.contiguous().clone()):
+        with torch.autograd.graph.saved_tensors_hooks(moved, lambda x: x):
+            out = attend(q, k, v, bias=QueryBias(q, table), backend="fused")
+        results.append(torch.autograd.grad(out.square().sum(), leaves))
+    torch.testing.assert_close(*results)
+
+
+def test_an_extent_below_zero_is_none() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 40, 16) for _ in range(3))
+    bias = LagBias(torch.zeros(1, 1, 1, 9), Line(), Line(), torch.tensor([-20]))
+    results = [attend(q, k, v, bias=bias, causal=True, backend=x) for x in ("fused", "reference")]
+    torch.testing.assert_close(*results)

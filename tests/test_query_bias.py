@@ -104,9 +104,11 @@ def test_a_look_without_gradients_takes_none_away_from_those_who_look_later(
     assert torch.autograd.grad(out.sum(), table)[0].abs().sum() > 0
 
 
-def test_a_table_of_another_number_of_heads_or_an_even_one_is_refused() -> None:
+def test_a_table_for_other_heads_or_an_even_one_is_refused() -> None:
     q, _ = factors()
-    with pytest.raises(ValueError, match=r"table \[1 or 3, lag, d\] .* got shape \(2, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"table \[1 or 3, lag, 4\] .* got shape \(2, 5, 4\)"):
         QueryBias(q, torch.zeros(2, 5, 4, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"odd lag axis .* got shape \(1, 4, 4\)"):
         QueryBias(q, torch.zeros(1, 4, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"got shape \(1, 5, 6\)"):
+        QueryBias(torch.zeros(1, 3, 6, 4), torch.zeros(1, 5, 6))

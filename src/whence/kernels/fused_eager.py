@@ -62,7 +62,9 @@ class LagAttention(torch.autograd.Function):
         d_query, d_factor = None, None
         if factor is not None and d_band is None:
             d_factor = torch.zeros_like(factor)
-        elif factor is not None and d_band is not None:
+            d_query = None if query is None else torch.zeros_like(query)
+        elif factor is not None:
+            assert d_band is not None
             d_query, d_factor = band_gradients(
                 d_band,
                 d_tails,

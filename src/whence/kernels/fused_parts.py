@@ -6,9 +6,10 @@ from torch import Tensor
 
 from whence.kernels.split import far_attention, far_gradients, near_numbers
 from whence.kernels.tiles_table import fitting
-from whence.kernels.triton_inputs import NO_PRODUCT, Far, Inputs, Numbers, Product
+from whence.kernels.triton_inputs import NO_PRODUCT, Far, Inputs, Numbers, Product, tokens_of
 from whence.kernels.triton_launch import backward, forward
 from whence.kernels.triton_query_band import value_table_gradient
+from whence.kernels.triton_rows import packed
 
 
 class Kept(NamedTuple):
@@ -70,7 +71,9 @@ def gradients(
     if numbers.far:
         near = near_numbers(numbers)
         elsewhere = far_gradients(d_out, q, k, v, kept.out, kept.lse, inputs, numbers)
-        far = Far(numbers.far, *kept[4:8])
+        tokens = tokens_of(q, k, numbers)
+        left, right = (None if x is None else packed(x, tokens) for x in (kept[4], kept[6]))
+        far = Far(numbers.far, left, kept.far_left_lse, right, kept.far_right_lse)
     found = fitting(
         "backward",
         q,

@@ -16,7 +16,7 @@ from torch import Tensor
 from whence.kernels.beside import Beside
 from whence.kernels.plain import Plain, fastest
 from whence.kernels.triton_inputs import Far, FarGradients, Inputs, Numbers
-from whence.kernels.triton_rows import by_token, copied, empty_rows
+from whence.kernels.triton_rows import by_token, copied, empty_rows, packed
 
 LN2 = 0.6931471805599453
 
@@ -36,9 +36,9 @@ def far_attention(q: Tensor, k: Tensor, v: Tensor, numbers: Numbers) -> Far:
     with Beside(q.device) as beside:
         if numbers.after != 0:
             right, right_lse = plain.forward(*_turned(q, k, v, start), numbers.scale)
-            right, right_lse = _packed(right, tokens), _flat(right_lse)
+            right, right_lse = packed(right, tokens), _flat(right_lse)
     left, left_lse = plain.forward(q[:, :, start:], k[:, :, :m], v[:, :, :m], numbers.scale)
-    left, left_lse = _packed(left, tokens), _flat(left_lse)
+    left, left_lse = packed(left, tokens), _flat(left_lse)
     beside.join(right, right_lse)
     return Far(start, left, left_lse, right, right_lse)
 
@@ -113,12 +113,8 @@ def _flat(lse: Tensor) -> Tensor:
     return lse.reshape(lse.shape[:3]).contiguous()
 
 
-def _packed(x: Tensor, tokens: bool) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2) if tokens else x.contiguous()
-
-
 def _all_packed(
     parts: tuple[Tensor, Tensor, Tensor], tokens: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (_packed(x, tokens) for x in parts)
+    q, k, v = (packed(x, tokens) for x in parts)
     return q, k, v

@@ -194,7 +194,7 @@ def forward_kernel(
         band_ptr += b * stride_band_b + h * stride_band_h + first_row * stride_band_q
         near_reach = reach
         if EXTENT:
-            near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+            near_reach = tl.maximum(tl.minimum(reach, tl.load(extent_ptr + h)), 0)
     if TAILS:
         tails_ptr += b * stride_tail_b + h * stride_tail_h
     if PRODUCT > 0:

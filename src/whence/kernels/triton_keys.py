@@ -164,7 +164,7 @@ def key_kernel(
             band_base = band_ptr + b * stride_band_b + h * stride_band_h
             near_reach = reach
             if EXTENT:
-                near_reach = tl.minimum(reach, tl.load(extent_ptr + h))
+                near_reach = tl.maximum(tl.minimum(reach, tl.load(extent_ptr + h)), 0)
         if TAILS:
             tails_base = tails_ptr + b * stride_tail_b + h * stride_tail_h
         if VALUES:

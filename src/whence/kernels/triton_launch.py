@@ -40,7 +40,7 @@ from whence.kernels.triton_inputs import (
 )
 from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
-from whence.kernels.triton_rows import empty_rows
+from whence.kernels.triton_rows import empty_rows, packed
 from whence.launcher import launch
 
 BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
@@ -176,6 +176,8 @@ def backward(
     by_keys, near_rows = key_tiles(by_keys, kind)
     pair = torch.empty(b, h, n_q, 2, dtype=torch.float32, device=q.device)  # lse and delta
     tokens = tokens_of(q, k, numbers)
+    # What was saved need not lie as it did: hooks of saved tensors may have moved it.
+    out, rest = packed(out, tokens), None if rest is None else packed(rest, tokens)
     d_q, d_k, d_value = (empty_rows(x.shape, x, tokens) for x in (q, k, v))
     row_band, d_band = False, None
     if inputs.band is not None and band_too:

@@ -1,4 +1,4 @@
-"""Rows of every head copied, in reverse if wanted, less one vector a head if there is one."""
+"""Rows of all heads: the two ways they lie in memory, and copies, in reverse or less a vector."""
 
 import triton
 import triton.language as tl
@@ -58,6 +58,14 @@ def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
     """Room for [b, h, n, d], which with `tokens` is [b, n, h, d] in memory."""
     b, h, n, d = shape
     return like.new_empty(b, n, h, d).transpose(1, 2) if tokens else like.new_empty(b, h, n, d)
+
+
+def packed(x: Tensor, tokens: bool) -> Tensor:
+    """x [b, h, n, d] without gaps, with `tokens` as [b, n, h, d]: itself if it is so already."""
+    lies = x.transpose(1, 2) if tokens else x
+    if lies.is_contiguous():
+        return x
+    return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
 
 
 def copied(

@@ -16,7 +16,8 @@ class QueryBias(LagBias):
 
     Axes [b, h, q, d] and [h|1, 2 * reach + 1, d]; beyond the reach the end rows go on for ever. A
     kernel that reads `query` and `table` never makes the band, which everyone else finds in `band`,
-    `left` and `right` as in any LagBias, in the queries' dtype.
+    `left` and `right` as in any LagBias, in the queries' dtype. Until then it is these very
+    tensors: what is written into them changes the bias.
     """
 
     query: Float[Tensor, "b h q d"]
@@ -31,12 +32,16 @@ class QueryBias(LagBias):
         *,
         scale: float = 1.0,
     ) -> None:
-        shape = tuple(table.shape)
         require(
-            shape[0] in (1, query.shape[1]) and shape[1] % 2 == 1,
+            query.ndim == 4,
+            lambda: f"QueryBias needs queries [b, h, q, d], got shape {tuple(query.shape)}.",
+        )
+        h, d, shape = query.shape[1], query.shape[3], tuple(table.shape)
+        require(
+            len(shape) == 3 and shape[0] in (1, h) and shape[1] % 2 == 1 and shape[2] == d,
             lambda: (
-                f"QueryBias needs a table [1 or {query.shape[1]}, lag, d] with an odd lag axis "
-                f"(lags -reach..reach) for these queries, got shape {shape}."
+                f"QueryBias needs a table [1 or {h}, lag, {d}] with an odd lag axis (lags "
+                f"-reach..reach) for these queries, got shape {shape}."
             ),
         )
         self.query, self.table, self.scale = query, table, scale
