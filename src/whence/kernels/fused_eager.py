@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whence.kernels.fused_parts import Kept, attended, gradients
-from whence.kernels.triton_inputs import Inputs, Numbers, Product
+from whence.kernels.triton_inputs import NO_PRODUCT, Inputs, Numbers, Product
 from whence.kernels.triton_query_band import band_gradients, band_room
 
 
@@ -26,16 +26,16 @@ class LagAttention(torch.autograd.Function):
         *inputs: Tensor | None,
     ) -> Tensor:
         """Run the kernel; keep what backward needs. scale, query, factor: see Product."""
-        given, band = Inputs(*inputs), None
+        given, band, product = Inputs(*inputs), None, NO_PRODUCT
         ctx.band_too, ctx.tails_too = ctx.needs_input_grad[7], ctx.needs_input_grad[9]
         if factor is not None:
+            product = Product(scale, q if query is None else query, factor)
             band, tails = band_room(q if query is None else query, factor)
             given = given._replace(band=band[..., 1:-1], tails=tails)
             ctx.query_too = ctx.needs_input_grad[2 if query is None else 5]
             # One lag is one number for all keys of a query, which no softmax sees.
             more = factor.shape[1] > 1
             ctx.band_too = ctx.tails_too = more and (ctx.query_too or ctx.needs_input_grad[6])
-        product = Product(scale, q if query is None else query, factor)
         kept = attended(
             *(q, k, v, given, numbers), tails_too=ctx.tails_too, band=band, product=product
         )

@@ -21,17 +21,20 @@ class QueryBias(LagBias):
     """
 
     query: Float[Tensor, "b h q d"]
-    table: Float[Tensor, "h lag d"]
+    table: Float[Tensor, "h_table lag d"]
     scale: float
     ends = True
 
     def __init__(
         self,
         query: Float[Tensor, "b h q d"],
-        table: Float[Tensor, "h_table lag d"],
+        table: Float[Tensor, "..."],
         *,
         scale: float = 1.0,
     ) -> None:
+        self.query, self.table, self.scale = query, table, scale
+        # By whether gradients were recorded: what was made without them has none to give later.
+        self._made: dict[bool, LagBias] = {}
         require(
             query.ndim == 4,
             lambda: f"QueryBias needs queries [b, h, q, d], got shape {tuple(query.shape)}.",
@@ -44,9 +47,10 @@ class QueryBias(LagBias):
                 f"-reach..reach) for these queries, got shape {shape}."
             ),
         )
-        self.query, self.table, self.scale = query, table, scale
-        # By whether gradients were recorded: what was made without them has none to give later.
-        self._made: dict[bool, LagBias] = {}
+
+    def __repr__(self) -> str:
+        shapes = f"query {tuple(self.query.shape)}, table {tuple(self.table.shape)}"
+        return f"QueryBias({shapes}, scale={self.scale})"
 
     def made(self) -> LagBias:
         """The same bias with its band."""
