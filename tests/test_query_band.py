@@ -243,7 +243,9 @@ def test_one_vector_for_all_lags_has_no_gradient() -> None:
     band = torch.randn(1, 2, 21, 1, requires_grad=True)
     attend(q, k, v, bias=LagBias.clipped(band), backend="fused").square().sum().backward()
     positioned_attention(position, q, k, v, backend="fused").square().sum().backward()
-    assert not band.grad.any()
+    apart, table = (torch.randn(1, 2, n, 16, requires_grad=True) for n in (21, 1))
+    attend(q, k, v, bias=QueryBias(apart, table[0]), backend="fused").square().sum().backward()
+    assert not any(x.grad.any() for x in (band, apart, table))
     assert not position.key_table.grad.any()
     assert position.value_table.grad.any()
 
