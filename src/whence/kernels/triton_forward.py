@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from whence.kernels.triton_masses import with_table
 from whence.kernels.triton_product import made_band
 from whence.kernels.triton_softmax import (
     attended_range,
@@ -16,58 +17,6 @@ from whence.kernels.triton_tile import (
     rounded_off,
     whole_blocks,
 )
-
-
-@triton.jit
-def _with_table(
-    out,
-    mass_ptr,
-    table_ptr,
-    lse,
-    left_mass,
-    right_mass,
-    r,
-    there,
-    first,
-    low,
-    high,
-    value_reach,
-    dropout,
-    D_V: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    EXACT: tl.constexpr,
-):
-    """out + mass @ table. The near tiles left their logits at mass_ptr: they become the masses.
-
-    The last lag is by itself: a table has an odd number of them, and products take 32 at a time.
-    """
-    last = 2 * value_reach
-    width = last + 1
-    d_v = tl.arange(0, BLOCK_DV)
-    tl.debug_barrier()  # other threads of this block wrote what is read here
-    cells = mass_ptr + r * width + last
-    col = first + r + value_reach
-    logits = tl.load(cells, mask=there & (col >= low) & (col < high), other=float("-inf"))
-    mass = tl.exp2(logits - lse) / (1.0 - dropout) + right_mass
-    mass += tl.where(last == 0, left_mass, 0.0)
-    tl.store(cells, mass, mask=there)
-    out += mass[:, None] * tl.load(table_ptr + last * D_V + d_v, mask=d_v < D_V, other=0.0)[None, :]
-    for start in tl.range(0, last, 32, num_stages=1):
-        lag = start + tl.arange(0, 32)
-        cols = first + r[:, None] + (lag - value_reach)[None, :]
-        places = mass_ptr + r[:, None] * width + lag[None, :]
-        inside = there[:, None] & (lag < last)[None, :]
-        tile = tl.load(places, mask=inside & (cols >= low) & (cols < high), other=float("-inf"))
-        masses = tl.exp2(tile - lse[:, None]) / (1.0 - dropout)
-        masses += tl.where((lag == 0)[None, :], left_mass[:, None], 0.0)
-        tl.store(places, masses, mask=inside)
-        table = tl.load(
-            table_ptr + lag[:, None] * D_V + d_v[None, :],
-            mask=(lag < last)[:, None] & (d_v < D_V)[None, :],
-            other=0.0,
-        )
-        out = tl.dot(masses, table, out, input_precision=EXACT)
-    return out
 
 
 @triton.jit(
@@ -352,7 +301,7 @@ def forward_kernel(
     # In base 2; +inf for a row that saw nothing, so that exp2(logit - lse) is 0 in backward.
     lse = tl.where(total == 0.0, float("inf"), top + tl.log2(safe))
     if VALUES:
-        out = _with_table(
+        out = with_table(
             out,
             mass_ptr,
             table_ptr + h * stride_table_h,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from whence.kernels.triton_masses import mass_gradients
 from whence.kernels.triton_query_range import query_range
 from whence.kernels.triton_softmax import (
     far_state,
@@ -194,25 +195,9 @@ def query_kernel(
     d_left_mass = 0.0
     d_right_mass = 0.0
     if VALUES:
-        last_lag = 2 * value_reach  # by itself: a table has an odd number, products take 32
-        width = last_lag + 1
-        table_ptr += h * stride_table_h
-        vector = tl.load(table_ptr + last_lag * D_V + d_v, mask=d_v < D_V, other=0.0)
-        d_right_mass = tl.sum(d_out.to(tl.float32) * vector[None, :], 1)
-        end = d_mass_ptr + r * width
-        tl.store(end + last_lag, d_right_mass, mask=on_row)
-        for lag_start in tl.range(0, last_lag, 32, num_stages=1):
-            lag = lag_start + tl.arange(0, 32)
-            table = tl.load(
-                table_ptr + lag[:, None] * D_V + d_v[None, :],
-                mask=(lag < last_lag)[:, None] & (d_v < D_V)[None, :],
-                other=0.0,
-            )
-            d_mass = tl.dot(d_out.to(tl.float32), tl.trans(table), input_precision=EXACT)
-            inside = on_row[:, None] & (lag < last_lag)[None, :]
-            tl.store(d_mass_ptr + r[:, None] * width + lag[None, :], d_mass, mask=inside)
-        tl.debug_barrier()  # the threads of this block read what others of them wrote
-        d_left_mass = tl.load(end, mask=on_row, other=0.0)
+        d_left_mass, d_right_mass = mass_gradients(
+            d_mass_ptr, table_ptr + h * stride_table_h, d_out, r, on_row, value_reach, D_V, EXACT
+        )
     if SIDES:  # what far tiles subtract from the logits and from d_weights
         side = sides_ptr + (bh * n_q + row) * 2
         tl.store(side, lse - left, mask=on_row)
