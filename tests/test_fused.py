@@ -229,14 +229,16 @@ def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
-    from whence.methods.tisa import Tisa, _underflow
-    from whence.methods.tisa_kernel import TisaCurve
+    from whence.lag import CurveBias
+    from whence.methods.tisa import Tisa
+    from whence.methods.tisa_kernel import CURVE
 
     method = Tisa(3, kernels=4)
     with torch.no_grad():
         method.sharpness[0, 0] *= -1
     for reach in (0, 5, 300):
-        band, extent = TisaCurve.apply(*method.parameters(), reach, _underflow(torch.float32))
+        bias = CurveBias(CURVE, reach, *method.parameters())
+        band, extent = bias.band[0, :, 0], bias.extent
         wanted = method.curve(torch.arange(-reach, reach + 1))
         torch.testing.assert_close(band, wanted)
         assert torch.equal(extent.long(), method.extent(reach))
@@ -250,8 +252,7 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         method.amplitude[2, 1] = torch.nan
-    _, extent = TisaCurve.apply(*method.parameters(), 300, _underflow(torch.float32))
-    assert extent[2] == 300
+    assert CurveBias(CURVE, 300, *method.parameters()).extent[2] == 300
 
 
 @pytest.mark.parametrize("n_k", [16, 17, 23])

@@ -5,14 +5,55 @@ some seventy arguments; at small sizes that takes longer than the GPU does. A la
 numbers, types and alignments as before needs the same kernel: it is kept here.
 """
 
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
+# Of these versions the call behind `kernel[grid]` is known; others are asked the longer way.
+DIRECT = (3, 6) <= tuple(int(x) for x in triton.__version__.split(".")[:2]) <= (3, 9)
 MOST = 4096  # kept launches; a model has a few dozen, a decoder one more a step
 
 _known: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+
+
+class Launch(NamedTuple):
+    """One launch as it was done; compiled is None in Triton's interpreter."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    tensors: tuple[Tensor | None, ...]
+    numbers: tuple[int | float, ...]
+    options: dict[str, object]
+    compiled: Any
+    constants: tuple[object, ...]  # those of the options that are the kernel's own arguments
+
+
+class _Listener(threading.local):
+    hears: Callable[[Launch], None] | None = None
+    launching = False
+
+
+_listener = _Listener()  # of this thread: autograd has threads of its own
+
+
+@contextmanager
+def listening(hears: Callable[[Launch], None]) -> Iterator[None]:
+    """Every launch within is told to `hears` once it is done."""
+    before, _listener.hears = _listener.hears, hears
+    try:
+        yield
+    finally:
+        _listener.hears = before
+
+
+def launching() -> bool:
+    """Whether this thread is within a launch: Triton's interpreter then computes with PyTorch."""
+    return _listener.launching
 
 
 def launch(
@@ -28,17 +69,36 @@ def launch(
     """
     assert tensors[0] is not None
     device = tensors[0].device
-    if device.type != "cuda":  # Triton's interpreter
-        kernel[grid](*tensors, *numbers, **options)
-        return
-    if device.index != torch.cuda.current_device():
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             launch(kernel, grid, tensors, numbers, **options)
         return
+    hears = _listener.hears
+    if hears is None:
+        _launched(kernel, grid, tensors, numbers, options)
+        return
+    _listener.launching = True
+    try:
+        compiled, constants = _launched(kernel, grid, tensors, numbers, options)
+    finally:
+        _listener.launching = False
+    hears(Launch(kernel, grid, tensors, numbers, options, compiled, constants))
+
+
+def _launched(
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int | float, ...],
+    options: dict[str, object],
+) -> tuple[Any, tuple[object, ...]]:
+    """The compiled kernel and its constants, after its launch; None in Triton's interpreter."""
+    if tensors[0] is None or not tensors[0].is_cuda:
+        kernel[grid](*tensors, *numbers, **options)
+        return None, ()
     places = [None if x is None else x.data_ptr() for x in tensors]
     key = (
         id(kernel),  # kernels live as long as the program
-        device.index,
         numbers,
         tuple(options.values()),
         tuple(
@@ -50,13 +110,31 @@ def launch(
     )
     found = _known.get(key)
     if found is not None:  # addresses: of a tensor Triton asks the driver what it is
-        compiled, constants = found
-        compiled[(*grid, 1, 1)[:3]](*places, *numbers, *constants)
-        return
+        start(found[0], (*grid, 1, 1)[:3], stream_of(tensors[0]), (*places, *numbers, *found[1]))
+        return found
     compiled = kernel[grid](*tensors, *numbers, **options)
-    if compiled is None:  # Triton's interpreter, with tensors of a GPU
-        return
-    if len(_known) >= MOST:
-        _known.clear()
     constants = tuple(options[name] for name in kernel.arg_names if name in options)
-    _known[key] = (compiled, constants)
+    if compiled is not None:  # the interpreter takes a GPU's tensors too
+        if len(_known) >= MOST:
+            _known.clear()
+        _known[key] = (compiled, constants)
+    return compiled, constants
+
+
+def start(compiled: Any, grid: tuple[int, ...], stream: int, arguments: tuple[object, ...]) -> None:
+    """Launch a compiled kernel on a stream, with addresses in place of tensors."""
+    hooks = triton.knobs.runtime  # profilers have themselves called before and after a launch
+    if not DIRECT or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        compiled[grid](*arguments, stream=stream)
+        return
+    compiled.run(
+        *(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None),
+        *arguments,
+    )
+
+
+def stream_of(x: Tensor | None) -> int:
+    """The handle of the current stream of a tensor's GPU."""
+    assert x is not None
+    handle: int = torch._C._cuda_getCurrentRawStream(x.get_device())
+    return handle

@@ -91,12 +91,13 @@ def attend(
 def execute(call: AttentionCall, *, backend: str = "auto") -> Float[Tensor, "b h q d_v"]:
     """What `attend` does once its arguments are a call."""
     if backend == "auto":
-        backend = _first_that_runs(call)
-    if backend not in BACKENDS:  # the message is costly, and cannot be traced by torch.compile
+        module = BACKENDS[_first_that_runs(call)]
+    elif backend in BACKENDS:
+        module = BACKENDS[backend]
+        reason = module.refuse(call)
+        require(reason is None, lambda: f"backend {backend!r} cannot run this call: it {reason}")
+    else:  # the message is costly, and cannot be traced by torch.compile
         raise ValueError(unknown("backend", backend, ["auto", *BACKENDS]))
-    module = BACKENDS[backend]
-    reason = module.refuse(call)
-    require(reason is None, f"backend {backend!r} cannot run this call: it {reason}")
     out: Tensor = module.run(call)
     return out
 

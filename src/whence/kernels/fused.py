@@ -11,7 +11,7 @@ from whence.kernels.call import AttentionCall
 from whence.kernels.clipped import ClippedBand
 from whence.kernels.plain import HALF, fastest
 from whence.kernels.strategy import far_start
-from whence.lag import LagBias, QueryBias
+from whence.lag import CurveBias, LagBias, QueryBias
 
 MOST_HEADS = 65_535  # of a grid's second axis
 # Read once: a compiler that traces `refuse` can follow a constant, not a look at the system.
@@ -74,19 +74,21 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     far = 0 if isinstance(far, str) else far
     slopes, dropout = call.lag is not None and call.lag.sloped, float(call.dropout)
     numbers = Numbers(float(call.scale), sight.q_start, before, after, dropout, slopes, far)
-    lag, product = call.lag, NO_PRODUCT
+    lag, product, curve = call.lag, NO_PRODUCT, None
     if isinstance(lag, QueryBias) and _by_row(lag, q) and not shared_out(q, k, numbers):
         query = None
         if lag.query is not call.q:
             query = lag.query if lag.query.stride(-1) == 1 else lag.query.contiguous()
         product, lag = Product(lag.scale, query, lag.table.float().contiguous()), None
+    elif isinstance(lag, CurveBias) and not torch.compiler.is_compiling():
+        curve, lag = lag, None
     band, extent, tails = _lag_parts(lag, q.shape[1], q.device)
     seed = None
     if call.dropout:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
     table = None if call.values is None else call.values.table.float()
     inputs = Inputs(band, extent, tails, table, keys, q_segment, k_segment, seed)
-    return lag_attention(q, k, v, inputs, numbers, product)
+    return lag_attention(q, k, v, inputs, numbers, product, curve)
 
 
 def _by_row(lag: LagBias, q: Tensor) -> bool:
@@ -108,8 +110,9 @@ def _lag_parts(
     lines = [x for tail in (lag.left, lag.right) if tail for x in (tail.const, tail.slope)]
     if all(x is None for x in lines):
         extent = lag.extent
-        if extent is not None:
-            extent = extent.expand(n_heads).to(torch.int32).contiguous()
+        if extent is not None and (extent.dtype != torch.int32 or len(extent) != n_heads):
+            extent = extent.expand(n_heads).to(torch.int32)
+        extent = None if extent is None else extent.contiguous()
         return band, extent, None
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.kernels.fused_eager import LagAttention
+from whence.kernels.fused_eager import LagAttention, Making
 from whence.kernels.fused_parts import Kept, attended, gradients
 from whence.kernels.triton_inputs import (
     NO_PRODUCT,
@@ -17,6 +17,7 @@ from whence.kernels.triton_inputs import (
     tokens_of,
 )
 from whence.kernels.triton_rows import empty_rows
+from whence.lag import CurveBias
 
 
 def lag_attention(
@@ -26,18 +27,23 @@ def lag_attention(
     inputs: Inputs,
     numbers: Numbers,
     product: Product = NO_PRODUCT,
+    curve: CurveBias | None = None,
 ) -> Tensor:
     """Attention by the Triton kernels; to a compiler it is the operator whence::lag_attention.
 
-    A product, which compilers are not given, stands in the place of the inputs' band and tails.
+    A product or a curve, which compilers are not given, stands in the place of the inputs' band.
     """
+    out: Tensor
     if torch.compiler.is_compiling():
-        out: Tensor = lag_attention_op(q, k, v, *inputs, *numbers)[0]
-    else:
-        scale, *factors = product
-        out = LagAttention.apply(  # type: ignore[no-untyped-call]
-            numbers, scale, q, k, v, *factors, *inputs
-        )
+        out, *_ = lag_attention_op(q, k, v, *inputs, *numbers)
+        return out
+    scale, *factors = product
+    making = Making(scale)
+    parameters: tuple[Tensor, ...] = ()
+    if curve is not None:
+        making, parameters = Making(1.0, curve.curve, curve.reach), curve.parameters
+    tensors = (q, k, v, *factors, *inputs, *parameters)
+    out = LagAttention.apply(numbers, making, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -26,11 +26,6 @@ def far_start(call: AttentionCall) -> int | str:
         return "a plain kernel knows no mask, window or dropout of ours"
     if sight.n_q != sight.n_k or sight.q_start:
         return "queries and keys are not the same positions"
-    if call.q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
-        return "plain kernels are not deterministic"
-    plain = fastest(call.q, call.v)
-    if plain is None or not (plain.grouped or call.q.shape[1] == call.k.shape[1]):
-        return f"no plain kernel takes heads like these ({call.q.dtype})"
     values = 0 if call.values is None else call.values.reach
     by_row = lag.shape[2] > 1 or call.values is not None
     grain = ROW_GRAIN if by_row else GRAIN
@@ -39,4 +34,9 @@ def far_start(call: AttentionCall) -> int | str:
     shortest = next((n for size, n in SHORTEST.items() if d <= size), None)
     if shortest is None or sight.n_q < max(shortest, FEWEST * start):
         return f"it is faster at {sight.n_q} tokens with a reach of {lag.reach}"
+    if call.q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return "plain kernels are not deterministic"
+    plain = fastest(call.q, call.v)
+    if plain is None or not (plain.grouped or call.q.shape[1] == call.k.shape[1]):
+        return f"no plain kernel takes heads like these ({call.q.dtype})"
     return start

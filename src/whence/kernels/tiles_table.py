@@ -17,6 +17,7 @@ from torch import Tensor
 from whence.kernels.tiles_file import PARTS, Rows, default_path, gpu_key, read_all
 from whence.kernels.triton_forward import forward_kernel
 from whence.kernels.triton_inputs import Tiles
+from whence.replay import forget
 
 
 class TileSet(NamedTuple):
@@ -112,11 +113,13 @@ def gpu_of(device: torch.device) -> Gpu:
 @contextmanager
 def trying(tiles: TileSet) -> Iterator[None]:
     """Every launch takes these tiles, and fails where they do not fit: for `whence tune`."""
+    forget()
     _tried.append(tiles)
     try:
         yield
     finally:
         _tried.pop()
+        forget()
 
 
 @functools.cache

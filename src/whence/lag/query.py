@@ -6,12 +6,12 @@ from torch import Tensor
 
 from whence.checks import require
 from whence.lag.bias import LagBias
-from whence.lag.line import Line
+from whence.lag.lazy import LazyBias
 
 PIECE = 256  # rows of a product
 
 
-class QueryBias(LagBias):
+class QueryBias(LazyBias):
     """b(lag) of query i = scale * query_i . table[clip(lag)]: a band for each query (Shaw's keys).
 
     Axes [b, h, q, d] and [h|1, 2 * reach + 1, d]; beyond the reach the end rows go on for ever. A
@@ -32,9 +32,8 @@ class QueryBias(LagBias):
         *,
         scale: float = 1.0,
     ) -> None:
+        super().__init__()
         self.query, self.table, self.scale = query, table, scale
-        # By whether gradients were recorded: what was made without them has none to give later.
-        self._made: dict[bool, LagBias] = {}
         require(
             query.ndim == 4,
             lambda: f"QueryBias needs queries [b, h, q, d], got shape {tuple(query.shape)}.",
@@ -52,27 +51,9 @@ class QueryBias(LagBias):
         shapes = f"query {tuple(self.query.shape)}, table {tuple(self.table.shape)}"
         return f"QueryBias({shapes}, scale={self.scale})"
 
-    def made(self) -> LagBias:
-        """The same bias with its band."""
-        recorded = torch.is_grad_enabled()
-        if recorded not in self._made:
-            self._made[recorded] = clipped_product(self.query, self.table, self.scale)
-        return self._made[recorded]
-
-    @property
-    def band(self) -> Float[Tensor, "b h q lag"]:
+    def make(self) -> LagBias:
         """The product."""
-        return self.made().band
-
-    @property
-    def left(self) -> Line | None:
-        """Its first column."""
-        return self.made().left
-
-    @property
-    def right(self) -> Line | None:
-        """Its last column."""
-        return self.made().right
+        return clipped_product(self.query, self.table, self.scale)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,16 +64,6 @@ class QueryBias(LagBias):
     def dtype(self) -> torch.dtype:
         """Of the band."""
         return self.query.dtype
-
-    @property
-    def endless(self) -> bool:
-        """It has tails."""
-        return True
-
-    @property
-    def sloped(self) -> bool:
-        """They are constant."""
-        return False
 
     def tensors(self) -> list[Tensor]:
         """The factors."""

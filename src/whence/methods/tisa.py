@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from whence.checks import at_least, one_of
-from whence.lag import LagBias, Line
+from whence.lag import CurveBias, LagBias, Line
 from whence.method import Content, PositionMethod, longest_lag
 
 
@@ -88,9 +88,8 @@ class Tisa(PositionMethod):
         A parameter that is NaN, or a kernel of endless width, gives `longest`: nothing is cut off.
         """
         _, sharpness, offset = self._exact()
-        underflow = _underflow(offset.dtype)
         with torch.no_grad():
-            half_width = (underflow / sharpness.abs()).sqrt()
+            half_width = (underflow(offset.dtype) / sharpness.abs()).sqrt()
             far = self.offset.abs() + half_width + 0 * self.amplitude  # NaN if that is not finite
             far = far.masked_fill(far.isnan(), float("inf"))
             return far.amax(dim=1).ceil().clamp(0, longest).long()
@@ -108,12 +107,9 @@ class Tisa(PositionMethod):
         reach = longest if self.reach is None else min(self.reach, longest)
         in_float32 = self.offset.is_cuda and self.offset.dtype != torch.float64
         if in_float32 and not torch.compiler.is_compiling() and _has_triton():
-            from whence.methods.tisa_kernel import TisaCurve
+            from whence.methods.tisa_kernel import CURVE
 
-            band, extent = TisaCurve.apply(  # type: ignore[no-untyped-call]
-                self.amplitude, self.sharpness, self.offset, reach, _underflow(torch.float32)
-            )
-            return LagBias(band[None, :, None], Line(), Line(), extent)
+            return CurveBias(CURVE, reach, self.amplitude, self.sharpness, self.offset)
         return LagBias.from_function(
             self.curve,
             reach,
@@ -124,7 +120,7 @@ class Tisa(PositionMethod):
         )
 
 
-def _underflow(dtype: torch.dtype) -> float:
+def underflow(dtype: torch.dtype) -> float:
     """The x from which exp(-x) is exactly 0."""
     finfo = torch.finfo(dtype)
     return 2 - math.log(finfo.smallest_normal * finfo.eps)

@@ -1,13 +1,12 @@
 """TISA's lag curve and its extent in one small GPU kernel, and one more for their gradient."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
+from whence.lag.curve import Curve, Tensors
 from whence.launcher import launch
+from whence.methods.tisa import underflow
 
 
 @triton.jit(do_not_specialize=["reach"])
@@ -30,12 +29,12 @@ def _curve_kernel(
     s = tl.arange(0, KERNELS)
     there = s < kernels
     a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0)
-    b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=float("inf")))
+    b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=1.0))
     c = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0)
     distance = lag[None, :] - c[:, None]
     gaussian = tl.exp(-b[:, None] * distance * distance)
     total = tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
-    edge = tl.abs(c) + tl.sqrt(underflow / b)
+    edge = tl.where(there, tl.abs(c) + tl.sqrt(underflow / b), 0.0)
     # NaN fails every comparison: then, and without a width, nothing may be cut off.
     sound = (edge < reach) & (tl.abs(a) < float("inf"))
     far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
@@ -84,40 +83,34 @@ def _gradient_kernel(
     tl.store(d_offset_ptr + place, tl.sum(d_c, 0) * a * 2 * tl.abs(b))
 
 
-class TisaCurve(torch.autograd.Function):
-    """band [h, 2 * reach + 1] and extent [h] from amplitude, sharpness and offset, in float32."""
+def _make(given: Tensors, reach: int) -> Tensors:
+    """band, extent, and the three parameters as the kernel read them."""
+    amplitude, *_ = parts = tuple(x.float().contiguous() for x in given if x is not None)
+    h, kernels = amplitude.shape
+    band = torch.empty(1, h, 1, 2 * reach + 1, dtype=torch.float32, device=amplitude.device)
+    extent = torch.empty(h, dtype=torch.int32, device=amplitude.device)
+    launch(
+        _curve_kernel,
+        (h, -(-(2 * reach + 1) // 512)),
+        (*parts, band, extent),
+        (reach, kernels, underflow(torch.float32)),
+        KERNELS=1 << (kernels - 1).bit_length(),
+        BLOCK=512,
+    )
+    return (band, extent, *parts)
 
-    @staticmethod
-    def forward(
-        ctx: Any, amplitude: Tensor, sharpness: Tensor, offset: Tensor, reach: int, underflow: float
-    ) -> tuple[Tensor, Tensor]:
-        """One launch."""
-        h, kernels = amplitude.shape
-        parts = tuple(x.float().contiguous() for x in (amplitude, sharpness, offset))
-        band = torch.empty(h, 2 * reach + 1, dtype=torch.float32, device=amplitude.device)
-        extent = torch.empty(h, dtype=torch.int32, device=amplitude.device)
-        grid = (h, -(-(2 * reach + 1) // 512))
-        tensors = (*parts, band, extent)
-        numbers = (reach, kernels, underflow)
-        padded = 1 << (kernels - 1).bit_length()
-        launch(_curve_kernel, grid, tensors, numbers, KERNELS=padded, BLOCK=512)
-        ctx.save_for_backward(*parts, extent)
-        ctx.reach = reach
-        ctx.dtypes = (amplitude.dtype, sharpness.dtype, offset.dtype)
-        ctx.mark_non_differentiable(extent)
-        ctx.set_materialize_grads(False)  # else zeros are filled in for the extent
-        return band, extent
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_band: Tensor | None, d_extent: None) -> tuple[Tensor | None, ...]:
-        """One launch."""
-        if d_band is None:
-            return (None,) * 5
-        *parts, extent = ctx.saved_tensors
-        h, kernels = parts[0].shape
-        found = tuple(torch.empty_like(part) for part in parts)
-        tensors = (*parts, extent, d_band.contiguous(), *found)
-        launch(_gradient_kernel, (h, kernels), tensors, (ctx.reach, kernels), BLOCK=128)
-        cast = (x.to(dtype) for x, dtype in zip(found, ctx.dtypes, strict=True))
-        return (*cast, None, None)
+def _gradient(given: Tensors, reach: int) -> Tensors:
+    """Of amplitude, sharpness and offset, in float32: autograd gives them their dtype."""
+    d_band, extent, *parts = given
+    assert d_band is not None
+    amplitude = parts[0]
+    assert amplitude is not None
+    h, kernels = amplitude.shape
+    found = tuple(torch.empty_like(amplitude) for _ in parts)
+    tensors = (*parts, extent, d_band.contiguous(), *found)
+    launch(_gradient_kernel, (h, kernels), tensors, (reach, kernels), BLOCK=128)
+    return found
+
+
+CURVE = Curve(_make, _gradient)

@@ -1,0 +1,201 @@
+"""Tapes: what is played gives what the function gives, and what cannot be played is not."""
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import whence
+from whence.lag import CurveBias
+from whence.nn import positioned_attention
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1"
+    ),
+]
+
+
+@pytest.fixture
+def replay() -> Any:
+    from whence import replay
+
+    replay.forget()
+    yield replay
+    replay.forget()
+
+
+class Watched:
+    """A function for `replayed` that counts its calls."""
+
+    def __init__(self, does: Callable[..., Any]) -> None:
+        self.does, self.calls = does, 0
+
+    def __call__(self, given: Any, *settings: Any) -> Any:
+        self.calls += 1
+        return self.does(given, *settings)
+
+
+def _scaled(given: Any, times: float) -> Any:
+    """A launch on a transposed room, a view of it, a sum, zeros, a tensor as it was, and None."""
+    from whence.kernels.triton_rows import copied
+
+    x, other, _ = given
+    b, h, n, d = x.shape
+    unused = torch.empty(7)
+    room = x.new_empty(b, n, h, d).transpose(1, 2)
+    copied(x, 0, room, reverse=True)
+    copied(other[:, :, 1:], 0, room[:, :, 1:])
+    del unused
+    return room, room.sum(dim=-1), torch.zeros(3), other, room[..., 0], None
+
+
+def _inputs(shape: tuple[int, ...] = (2, 3, 5, 4)) -> tuple[Tensor, ...]:
+    return torch.randn(shape), torch.randn(shape)
+
+
+def test_the_third_call_is_played_and_gives_what_the_function_gives(replay: ModuleType) -> None:
+    what = Watched(_scaled)
+    for time in range(5):
+        x, other = _inputs()
+        found = replay.replayed(what, (x, other, None), 2.0)
+        assert what.calls == min(time + 1, 2)
+        wanted = _scaled((x, other, None), 2.0)
+        for a, b in zip(found[:5], wanted[:5], strict=True):
+            assert torch.equal(a, b)
+            assert a.stride() == b.stride()
+        assert found[3] is other
+        assert found[5] is None
+
+
+def test_room_that_is_left_unused_is_not_taken_again(replay: ModuleType) -> None:
+    what = Watched(_scaled)
+    for _ in range(2):
+        replay.replayed(what, (*_inputs(), None), 2.0)
+    (tape,) = replay._tapes.values()
+    taken = [room.size for room in tape._rooms if room is not None]
+    assert (7,) not in taken
+    assert (3,) in taken
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.double(),
+        lambda x: x[:, :, :4].contiguous(),
+        lambda x: torch.cat([torch.zeros(1), x.flatten()])[1:].view(x.shape),
+    ],
+    ids=["strides", "dtype", "shape", "alignment"],
+)
+def test_tensors_that_lie_otherwise_have_a_tape_of_their_own(
+    replay: ModuleType, change: Callable[[Tensor], Tensor]
+) -> None:
+    what = Watched(lambda given: (given[0].clone(),))
+    for _ in range(3):
+        replay.replayed(what, (torch.randn(2, 3, 5, 4),))
+    assert what.calls == 2
+    x = change(torch.randn(2, 3, 5, 4))
+    (found,) = replay.replayed(what, (x,))
+    assert what.calls == 3
+    assert torch.equal(found, x)
+
+
+def test_other_settings_have_a_tape_of_their_own(replay: ModuleType) -> None:
+    what = Watched(lambda given, dim: (given[0].sum(dim=dim),))
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        replay.replayed(what, (x,), 0)
+    (found,) = replay.replayed(what, (x,), 1)
+    torch.testing.assert_close(found, x.sum(1))
+
+
+def test_what_no_tape_knows_is_run_every_time(replay: ModuleType) -> None:
+    hidden = torch.randn(2)
+    for does in (
+        lambda given: (given[0] * 2,),  # an operation that is not known
+        lambda given: (hidden,),  # a tensor that was not given
+        lambda given: (hidden[:1].clone(),),
+        lambda given: (given[0].clone().zero_(),),  # in place
+    ):
+        what = Watched(does)
+        for time in range(4):
+            x = torch.randn(2)
+            (found,) = replay.replayed(what, (x,))
+            assert torch.equal(found, does((x,))[0])
+            assert what.calls == time + 1
+
+
+def test_a_tensor_given_twice_makes_no_tape(replay: ModuleType) -> None:
+    what = Watched(lambda given: (given[0].clone(), given[1].clone()))
+    x = torch.randn(4)
+    for _ in range(3):
+        replay.replayed(what, (x, x))
+    for _ in range(3):
+        a, b = torch.randn(4), torch.randn(4)
+        found = replay.replayed(what, (a, b))
+        assert torch.equal(found[0], a)
+        assert torch.equal(found[1], b)
+
+
+def test_an_error_while_recording_leaves_nothing_behind(replay: ModuleType) -> None:
+    from whence.launcher import _listener
+
+    def fails(given: Any) -> Any:
+        raise ValueError("no")
+
+    for _ in range(4):
+        with pytest.raises(ValueError, match="no"):
+            replay.replayed(fails, (torch.randn(2),))
+    assert _listener.hears is None
+    assert not replay._tapes
+
+
+def test_tapes_do_not_grow_without_end(replay: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST", 8)
+    what = Watched(lambda given: (given[0].clone(),))
+    for n in range(1, 40):
+        for _ in range(2):
+            replay.replayed(what, (torch.zeros(n),))
+        assert len(replay._tapes) <= len(replay._seen) <= 8
+
+
+@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4", "t5", "alibi", "kerple", "tisa + shaw"])
+@pytest.mark.parametrize("n_q", [1, 40])
+def test_attention_from_a_tape_is_that_of_the_reference(
+    replay: ModuleType, spec: str, n_q: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    method = whence.build(spec, n_heads=2, d_head=16)
+    if spec == "tisa":
+        from whence.methods.tisa_kernel import CURVE
+
+        def as_on_a_gpu(*_: Any, **__: Any) -> CurveBias:
+            return CurveBias(CURVE, 299, *method.parameters())
+
+        monkeypatch.setattr(method, "score_term", as_on_a_gpu)
+    n_k = n_q if n_q > 1 else 300  # one query: its keys are shared out
+    played: list[str] = []
+    play = replay.Tape.play
+    monkeypatch.setattr(
+        replay.Tape, "play", lambda self, *rest: played.append("") or play(self, *rest)
+    )
+    for time in range(3):
+        q = torch.randn(2, n_q, 2, 16).transpose(1, 2).requires_grad_()
+        k, v = (torch.randn(2, 2, n_k, 16, requires_grad=True) for _ in range(2))
+        d_out = torch.randn(2, 2, n_q, 16)
+        keys = torch.rand(2, n_k) < 0.9
+        of = [q, k, v, *method.parameters()]
+        results = []
+        for backend in ("fused", "reference"):
+            out = positioned_attention(method, q, k, v, backend=backend, causal=True, mask=keys)
+            found = torch.autograd.grad(out, of, d_out, allow_unused=True)
+            results.append([out.detach(), *found])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+        assert len(played) == (0 if time < 2 else 2), "forward and backward"
