@@ -350,3 +350,27 @@ def test_lag_biases_of_a_sum_are_added_into_one() -> None:
         for part in both.parts
     )
     torch.testing.assert_close(bias.to_dense(pos, pos), total)
+
+
+def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -> None:
+    method = small(name)
+    if not method.lengths_only:
+        return
+    q = torch.randn(2, HEADS, 5, D_HEAD)
+    real, bare = ([torch.arange(n).to(to) for n in (5, LENGTH)] for to in ("cpu", "meta"))
+    assert set(method.sites()) <= {"score", "value"}
+    q_pos, k_pos = torch.arange(LENGTH - 5, LENGTH), torch.arange(LENGTH)
+    terms = [method.score_term(q, *positions) for positions in (real, bare)]
+    tables = [method.value_term(*positions) for positions in (real, bare)]
+    if terms[0] is not None and terms[1] is not None:
+        dense = [term.to_dense(q_pos, k_pos) for term in terms if term is not None]
+        assert torch.equal(dense[0], dense[1])
+    if tables[0] is not None and tables[1] is not None:
+        assert torch.equal(tables[0].table, tables[1].table)
+    assert (terms[0] is None) == (terms[1] is None)
+    assert (tables[0] is None) == (tables[1] is None)
+
+
+def test_a_sum_has_lengths_only_if_all_its_parts_have() -> None:
+    assert Sum(build("tisa", n_heads=2), build("alibi", n_heads=2)).lengths_only
+    assert not Sum(build("tisa", n_heads=2), small("rope")).lengths_only

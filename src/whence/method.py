@@ -51,6 +51,9 @@ class PositionMethod(nn.Module):
     anchored: bool = False  # True where a shift of all positions changes attention
     grows: bool = False  # True where a longer sequence changes what earlier tokens get
     reads_key_inputs: bool = False  # True where Content.x_k is read: a cache has to keep it
+    # True where hooks ask q_pos and k_pos for their lengths alone, so that on a GPU nobody has to
+    # fill them in. A subclass whose hooks read them says False again.
+    lengths_only: bool = False
 
     def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
         """Site input: what is added to the token embedding."""

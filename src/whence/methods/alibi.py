@@ -20,6 +20,7 @@ class Alibi(PositionMethod):
 
     paper = "Press et al. 2022, arXiv:2108.12409"
     formula = "learned * n_heads"
+    lengths_only = True
 
     def __init__(self, n_heads: int, *, learned: bool = False) -> None:
         super().__init__()

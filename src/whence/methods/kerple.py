@@ -26,6 +26,7 @@ class Kerple(PositionMethod):
     paper = "Chi et al. 2022, arXiv:2205.09921"
     formula = "2 * n_heads"
     logit_sized = True
+    lengths_only = True
 
     def __init__(self, n_heads: int, *, kind: Literal["log", "power"] = "log") -> None:
         super().__init__()

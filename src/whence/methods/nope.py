@@ -7,3 +7,4 @@ class Nope(PositionMethod):
     """Nothing is added anywhere. A causal model still sees position, through the mask."""
 
     paper = "Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466"
+    lengths_only = True

@@ -20,6 +20,7 @@ class Shaw(PositionMethod):
 
     paper = "Shaw et al. 2018, arXiv:1803.02155"
     formula = "(keys + values) * (n_heads if per_head else 1) * (left + right + 1) * d_head"
+    lengths_only = True
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class Sum(PositionMethod):
         self.anchored = any(part.anchored for part in parts)
         self.grows = any(part.grows for part in parts)
         self.reads_key_inputs = any(part.reads_key_inputs for part in parts)
+        self.lengths_only = all(part.lengths_only for part in parts)
 
     def _each(self) -> Iterable[PositionMethod]:
         for part in self.parts:

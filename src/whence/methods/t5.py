@@ -25,6 +25,7 @@ class T5(PositionMethod):
     formula = "buckets * n_heads"
     logit_sized = True
     shared_by_layers = True
+    lengths_only = True
 
     def __init__(
         self, n_heads: int, *, buckets: int = 32, max_distance: int = 128, causal: bool = False

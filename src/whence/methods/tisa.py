@@ -27,6 +27,7 @@ class Tisa(PositionMethod):
     paper = "Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "3 * n_heads * kernels"
     logit_sized = True
+    lengths_only = True
 
     def __init__(
         self,

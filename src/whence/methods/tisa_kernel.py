@@ -22,25 +22,28 @@ def _curve_kernel(
     KERNELS: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
-    """f at one block of lags of one head; the first block finds the head's extent too."""
+    """f at one block of lags of one head; the first block writes the head's extent too."""
     h = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    lag = (place - reach).to(tl.float32)
+    first = tl.program_id(1) * BLOCK - reach
+    lag = first + tl.arange(0, BLOCK)
     s = tl.arange(0, KERNELS)
     there = s < kernels
     a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0)
     b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=1.0))
     c = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0)
-    distance = lag[None, :] - c[:, None]
-    gaussian = tl.exp(-b[:, None] * distance * distance)
-    total = tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
     edge = tl.where(there, tl.abs(c) + tl.sqrt(underflow / b), 0.0)
     # NaN fails every comparison: then, and without a width, nothing may be cut off.
     sound = (edge < reach) & (tl.abs(a) < float("inf"))
     far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
-    tl.store(band_ptr + h * (2 * reach + 1) + place, total, mask=place <= 2 * reach)
+    extent = tl.minimum(tl.ceil(far).to(tl.int32), reach)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    if (first <= extent) & (first + BLOCK > -extent):
+        distance = lag.to(tl.float32)[None, :] - c[:, None]
+        gaussian = tl.exp(-b[:, None] * distance * distance)
+        total = tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
+    tl.store(band_ptr + h * (2 * reach + 1) + lag + reach, total, mask=lag <= reach)
     if tl.program_id(1) == 0:
-        tl.store(extent_ptr + h, tl.minimum(tl.ceil(far).to(tl.int32), reach))
+        tl.store(extent_ptr + h, extent)
 
 
 @triton.jit(do_not_specialize=["reach"])

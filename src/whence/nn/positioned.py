@@ -75,7 +75,7 @@ def positioned_call(
 ) -> AttentionCall:
     """The call that `positioned_attention` executes: all of the method's sites, no attention."""
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
-    q_pos, k_pos = _positions(q, k, k_start, q_start)
+    q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
     return as_call(
         position.query_heads(q, q_pos),
@@ -109,7 +109,7 @@ def positioned_weights(
 ) -> Float[Tensor, "b h q k"]:
     """The attention weights of the same call, before dropout: n x n numbers for every head."""
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
-    q_pos, k_pos = _positions(q, k, k_start, q_start)
+    q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
     key = position.key_heads(k, k_pos)
     call = as_call(
@@ -129,9 +129,16 @@ def positioned_weights(
 
 
 def _positions(
-    q: Float[Tensor, "b h q d"], k: Float[Tensor, "b h_kv k d"], k_start: int, q_start: int
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b h_kv k d"],
+    k_start: int,
+    q_start: int,
+    lengths_only: bool,
 ) -> tuple[Int[Tensor, " q"], Int[Tensor, " k"]]:
     first, n_q, n_k = k_start + q_start, q.shape[2], k.shape[2]
+    if lengths_only and q.is_cuda and not torch.compiler.is_compiling():
+        q_pos, k_pos = (torch.empty(n, dtype=torch.long, device="meta") for n in (n_q, n_k))
+        return q_pos, k_pos
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
     if q_start == 0 and n_q == n_k:  # one launch less for every layer
         return k_pos, k_pos
