@@ -31,7 +31,7 @@ from whence.bench.machine import machine
 from whence.kernels import strategy
 from whence.kernels.call import as_call
 from whence.kernels.reference import attend_rows
-from whence.lag import QueryBias
+from whence.lag import CurveBias, LowRankBias, QueryBias
 
 SHARED = 5  # calls that share what the compiler must know
 DRAWS, MORE_DRAWS, FEW = 3, 24, 32
@@ -51,14 +51,15 @@ def call_of(seed: int) -> dict[str, Any]:
     d = min(d, 64) if dtype == "float32" else min(d, 128) if mode == "split" else d
     d_v = d if mode == "split" or kind.random() < 0.8 else 64
     groups = kind.choice([1, 1, 2, 4])
-    bias = kind.choice(["none", "band", "band", "constant", "clipped", "sloped", "product"])
-    if mode == "split":
-        bias = kind.choice(["band", "constant", "clipped", "product"])
+    biases = ["band", "constant", "clipped", "product", "curve"]
+    bias = kind.choice(biases if mode == "split" else ["none", "band", "sloped", *biases])
     per_row, values = kind.random() < 0.3, kind.random() < 0.35
     mask = "none" if mode == "split" else kind.choice(["none", "none", "keys", "packed"])
     causal, even = kind.random() < 0.4, kind.random() < 0.3
     by_token = kind.random() < 0.6
     window = None if mode == "split" else kind.choice([None, None, "both", "before"])
+    low_rank = kind.random() < 0.1
+    dropout = 0.2 if mode == "one pass" and kind.random() < 0.2 else 0.0
     n_k = own.choice([64, 128, 192, 256, 512]) if even else own.choice([1, 17, 63, 129, 257, 300])
     n_q = n_k if own.random() < 0.6 else own.choice([1, 64, 70, 128])
     if mode == "split":
@@ -66,6 +67,8 @@ def call_of(seed: int) -> dict[str, Any]:
     if mode == "decode":
         n_k = own.choice([512, 1024]) if even else own.choice([300, 777, 1501])
         n_q = own.choice([1, 2, 4])
+    if dropout:  # what it keeps is read off from an identity in place of the values
+        n_k = n_q = own.choice([64, 129])
     h_kv = own.choice([1, 2, 3])
     return {
         "seed": seed,
@@ -79,6 +82,8 @@ def call_of(seed: int) -> dict[str, Any]:
         "d": d,
         "d_v": d_v,
         "bias": bias,
+        "low_rank": low_rank,
+        "dropout": dropout,
         "reach": own.choice([0, 1, 3, 9, 40] + ([] if mode == "split" else [200])),
         "per_row": per_row,
         "by_token": by_token,
@@ -116,16 +121,22 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
         leaf("v", b, call["h_kv"], n_k, d_v, half=True),
     )
     axes = (b if call["per_batch"] else 1, h, n_q if call["per_row"] else 1)
-    band, factor, lines = None, None, [None] * 4
+    band, factor, curve, lines = None, None, None, [None] * 4
     if call["bias"] == "product":
         factor = leaf("key table", h if call["per_batch"] else 1, 2 * call["reach"] + 1, d)
+    elif call["bias"] == "curve":
+        curve = [leaf(name, h, 5) for name in ("amplitude", "sharpness", "offset")]
     elif call["bias"] != "none":
         band = leaf("band", *axes, 2 * call["reach"] + 1)
     if call["bias"] in ("constant", "sloped"):
         lines[0], lines[2] = leaf("left", *axes), leaf("right", *axes)
     if call["bias"] == "sloped":
         lines[1], lines[3] = leaf("left slope", *axes), leaf("right slope", *axes)
-    table = None
+    sides, table, keep = None, None, None
+    if call["low_rank"]:
+        sides = (leaf("low rank, queries", 1, h, n_q, 3), leaf("low rank, keys", 1, h, n_k, 3))
+    if call["dropout"]:
+        keep = kept(b, h, n_q, n_k, call["dropout"], draw)
     if call["value_reach"] is not None:
         table = leaf("table", 1, 2 * call["value_reach"] + 1, d_v)
     mask: Any = None
@@ -144,6 +155,11 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
         if factor is not None:
             query = heads[0] * 1 if call["apart"] else heads[0]
             bias = QueryBias(query, xs[factor], scale=d**-0.5)
+        if curve is not None:
+            bias = curve_of(call["reach"], [xs[i] for i in curve], how == "fused")
+        if sides is not None:
+            extra = LowRankBias(*(xs[i] for i in sides))
+            bias = extra if bias is None else bias + extra
         options = {
             "bias": bias,
             "values": None if table is None else LagValues(xs[table]),
@@ -151,10 +167,11 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
             **{x: call[x] for x in ("causal", "window", "scale", "q_start")},
         }
         if how == "fused":
-            out = attend(*heads, backend="fused", **options)
+            torch.manual_seed(draw)
+            out = attend(*heads, backend="fused", dropout=call["dropout"], **options)
         else:
             whole = as_call(*heads, dropout=0.0, **options).with_kv_heads_expanded()
-            out = attend_rows(whole, slice(0, n_q))
+            out = attend_rows(whole, slice(0, n_q), keep=keep)
         torch.manual_seed(draw)
         slope = torch.randn(out.shape, device="cuda", dtype=torch.float64).to(dtype).to(out.dtype)
         found = torch.autograd.grad(out, xs, slope, allow_unused=True)
@@ -168,6 +185,26 @@ def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, 
         floor = 0.25 * torch.finfo(o.dtype).eps
         rows.append((name, wrong, mean_square(s.double() - t), mean_square(t), floor, t.numel()))
     return rows
+
+
+def kept(b: int, h: int, n_q: int, n_k: int, dropout: float, seed: int) -> Tensor:
+    """What dropout multiplies each weight by: that of equal weights, read off from an identity."""
+    q, k = (torch.zeros(b, h, n, 16, device="cuda") for n in (n_q, n_k))
+    torch.manual_seed(seed)
+    eye = torch.eye(n_k, device="cuda").expand(b, h, n_k, n_k)
+    return (attend(q, k, eye, dropout=dropout, backend="fused") != 0).double() / (1 - dropout)
+
+
+def curve_of(reach: int, parameters: list[Tensor], fused: bool) -> LagBias:
+    """TISA's, which the fused backend makes itself; by PyTorch it is float32 at least."""
+    if fused:
+        from whence.methods.tisa_kernel import CURVE
+
+        return CurveBias(CURVE, reach, *parameters)
+    a, b, c = (x[..., None] for x in parameters)
+    lag = torch.arange(-reach, reach + 1, device="cuda")
+    curve = (a * torch.exp(-b.abs() * (lag - c).square())).sum(1)
+    return LagBias(curve[None, :, None], Line(), Line())
 
 
 def mean_square(x: Tensor) -> float:

@@ -372,5 +372,5 @@ def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -
 
 
 def test_a_sum_has_lengths_only_if_all_its_parts_have() -> None:
-    assert Sum(build("tisa", n_heads=2), build("alibi", n_heads=2)).lengths_only
-    assert not Sum(build("tisa", n_heads=2), small("rope")).lengths_only
+    assert Sum(small("tisa"), small("alibi")).lengths_only
+    assert not Sum(small("tisa"), small("rope")).lengths_only

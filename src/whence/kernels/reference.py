@@ -27,10 +27,17 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     return attend_rows(call.with_kv_heads_expanded(), slice(0, call.sight.n_q))
 
 
-def attend_rows(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q d_v"]:
-    """softmax(scale q.k + bias) (v + values) for some of the query rows."""
+def attend_rows(
+    call: AttentionCall, rows: slice, *, keep: Float[Tensor, "b h q k"] | None = None
+) -> Float[Tensor, "b h q d_v"]:
+    """softmax(scale q.k + bias) (v + values) for some of the query rows.
+
+    `keep` is a mask of dropout that is already known: 0, or 1 / (1 - dropout).
+    """
     weights = weights_of(call, rows)
-    if call.dropout:
+    if keep is not None:
+        weights = weights * keep
+    elif call.dropout:
         weights = torch.dropout(weights, call.dropout, train=True)
     out = weights.to(call.v.dtype) @ call.v
     if call.values is not None:
