@@ -1,6 +1,7 @@
-"""Every test starts from the same random numbers, on two threads at most."""
+"""Every test starts from the same random numbers and without tapes."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -14,3 +15,10 @@ settings.load_profile("whence")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_tapes() -> None:
+    """A test may change what decides about launches; a tape of another one would not know."""
+    if "whence.replay" in sys.modules:
+        sys.modules["whence.replay"].forget()

@@ -1,6 +1,7 @@
 """Few queries against many keys: shares of the keys, merged, equal the definition."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -129,3 +130,37 @@ def test_tiles_of_a_decoder_shrink_with_those_that_fit() -> None:
     assert half(64, 128, 3) == tuple(NARROW)
     assert half(128, 128, 3) == tuple(WIDE)
     assert half(128, 32, 1)[:2] == (32, 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("n_q", [1, 3])
+@pytest.mark.parametrize("reach", [5, 700])
+def test_without_gradients_a_share_makes_its_own_part_of_a_curve(
+    groups: int, n_q: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels import triton_decode
+    from whence.lag import CurveBias
+    from whence.methods.tisa_kernel import CURVE
+
+    given = []
+    launched = triton_decode.launch
+
+    def launch(kernel: Any, *rest: Any, **options: Any) -> None:
+        given.append(options.get("CURVE"))
+        launched(kernel, *rest, **options)
+
+    monkeypatch.setattr(triton_decode, "launch", launch)
+    torch.manual_seed(0)
+    method = build("tisa", n_heads=2 * groups, d_head=16)
+    for causal in (False, True):
+        q = torch.randn(2, 2 * groups, n_q, 16)
+        k, v = (torch.randn(2, 2, 611, 16) for _ in range(2))
+        for recorded in (False, True):
+            with torch.set_grad_enabled(recorded):
+                bias = CurveBias(CURVE, reach, *method.parameters())
+                found, wanted = (
+                    attend(q, k, v, bias=bias, causal=causal, backend=backend)
+                    for backend in ("fused", "reference")
+                )
+            torch.testing.assert_close(found, wanted)
+    assert given == [True, None, False, None] * 2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import whence
-from whence.lag import CurveBias
+from whence.lag import CurveBias, QueryBias
 from whence.nn import positioned_attention
 
 pytestmark = [
@@ -106,6 +106,17 @@ def test_tensors_that_lie_otherwise_have_a_tape_of_their_own(
     assert torch.equal(found, x)
 
 
+def test_tensors_not_aligned_have_a_tape_for_each_distance(replay: ModuleType) -> None:
+    what = Watched(
+        lambda given: (given[0].clone(),)
+    )  # part of one may be aligned where others' is not
+    for start, calls in ((1, 1), (1, 2), (1, 2), (2, 3)):
+        x = torch.randn(9)[start : start + 4]
+        (found,) = replay.replayed(what, (x,))
+        assert what.calls == calls
+        assert torch.equal(found, x)
+
+
 def test_other_settings_have_a_tape_of_their_own(replay: ModuleType) -> None:
     what = Watched(lambda given, dim: (given[0].sum(dim=dim),))
     x = torch.randn(3, 4)
@@ -122,6 +133,7 @@ def test_what_no_tape_knows_is_run_every_time(replay: ModuleType) -> None:
         lambda given: (hidden,),  # a tensor that was not given
         lambda given: (hidden[:1].clone(),),
         lambda given: (given[0].clone().zero_(),),  # in place
+        lambda given: (given[0].view(torch.int32),),  # the same bytes as other numbers
     ):
         what = Watched(does)
         for time in range(4):
@@ -163,6 +175,81 @@ def test_tapes_do_not_grow_without_end(replay: ModuleType, monkeypatch: pytest.M
         for _ in range(2):
             replay.replayed(what, (torch.zeros(n),))
         assert len(replay._tapes) <= len(replay._seen) <= 8
+
+
+def test_tiles_that_are_tried_are_not_hidden_by_tapes(replay: ModuleType) -> None:
+    from whence.kernels.tiles_table import INTERPRETED, trying
+
+    what = Watched(lambda given: (given[0].clone(),))
+    for _ in range(3):
+        replay.replayed(what, (torch.randn(2),))
+    assert what.calls == 2
+    with trying(INTERPRETED):
+        replay.replayed(what, (torch.randn(2),))
+        replay.replayed(what, (torch.randn(2),))
+    assert what.calls == 4
+    replay.replayed(what, (torch.randn(2),))
+    assert what.calls == 5
+
+
+@pytest.mark.parametrize(
+    ("hook", "direct"), [(None, True), (lambda _: None, False)], ids=["none", "a function"]
+)
+def test_a_launch_tells_whatever_hook_there_is(
+    hook: Any, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    from whence import launcher
+
+    class Compiled:
+        function, packed_metadata = 7, ()
+        ran: tuple[Any, ...] = ()
+
+        def run(self, *arguments: Any) -> None:
+            self.ran = arguments
+
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            return lambda *arguments, stream: self.run("asked", *grid, stream, *arguments)
+
+    monkeypatch.setattr(launcher, "DIRECT", True)
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", hook)
+    compiled = Compiled()
+    launcher.start(compiled, (1, 2, 3), 4, (5, 6))
+    short = (1, 2, 3, 4, 7, (), None, None, None, 5, 6)
+    assert compiled.ran == (short if direct else ("asked", 1, 2, 3, 4, 5, 6))
+
+
+def test_a_curve_that_all_heads_share_is_that_of_the_reference() -> None:
+    from whence.lag import Curve
+    from whence.methods.tisa import Tisa
+    from whence.methods.tisa_kernel import CURVE
+
+    def make(given: Any, reach: int) -> Any:
+        band, extent, *parts = CURVE.make(given, reach)
+        extents = torch.zeros(3, dtype=torch.int32)  # zeros where a second head would look
+        extents[0] = extent[0]
+        return (band, extents[:1], *parts)
+
+    torch.manual_seed(0)
+    method = Tisa(1, kernels=2)
+    q, k, v = (torch.randn(1, 3, 20, 16, requires_grad=True) for _ in range(3))
+    d_out, results = torch.randn(1, 3, 20, 16), []
+    for backend in ("fused", "reference"):
+        bias = CurveBias(Curve(make, CURVE.gradient), 19, *method.parameters())
+        out = whence.attend(q, k, v, bias=bias, backend=backend)
+        found = torch.autograd.grad(out, [q, k, v, *method.parameters()], d_out)
+        results.append([out, *found])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+
+
+def test_a_whole_number_as_scale_is_launched_as_a_float(replay: ModuleType) -> None:
+    q, k, v = (torch.randn(1, 1, 2, 16) for _ in range(3))
+    bias = QueryBias(q, torch.randn(1, 3, 16), scale=2)
+    whence.attend(q, k, v, bias=bias, backend="fused")
+    ((_, (_, making, *_), _),) = replay._seen
+    assert type(making.scale) is float
 
 
 @pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4", "t5", "alibi", "kerple", "tisa + shaw"])

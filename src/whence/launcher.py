@@ -124,7 +124,9 @@ def _launched(
 def start(compiled: Any, grid: tuple[int, ...], stream: int, arguments: tuple[object, ...]) -> None:
     """Launch a compiled kernel on a stream, with addresses in place of tensors."""
     hooks = triton.knobs.runtime  # profilers have themselves called before and after a launch
-    if not DIRECT or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    # Lists of hooks; what somebody put in their place may be one hook, or None.
+    if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
         compiled[grid](*arguments, stream=stream)
         return
     compiled.run(

@@ -47,7 +47,7 @@ def replayed(what: Callable[..., Tensors], given: Tensors, *settings: object) ->
             [
                 None
                 if x is None or place is None
-                else (x.shape, x.stride(), x.dtype, x.get_device(), place & 15 == 0)
+                else (x.shape, x.stride(), x.dtype, x.get_device(), place & 15)
                 for x, place in zip(given, places, strict=True)
             ]
         ),
@@ -153,6 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add(out, room)
         elif func.is_view:
             base = self.part(args[0])
+            self.sound &= out.dtype == args[0].dtype  # offsets are in elements
             if base is not None:
                 offset = base.offset + out.storage_offset() - args[0].storage_offset()
                 self._parts[id(out)] = Part(base.root, tuple(out.shape), out.stride(), offset)

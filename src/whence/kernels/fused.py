@@ -79,8 +79,10 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
         query = None
         if lag.query is not call.q:
             query = lag.query if lag.query.stride(-1) == 1 else lag.query.contiguous()
-        product, lag = Product(lag.scale, query, lag.table.float().contiguous()), None
-    elif isinstance(lag, CurveBias) and not torch.compiler.is_compiling():
+        # 2 and 2.0 are one key to whoever keeps launches, but not one type to Triton.
+        product = Product(float(lag.scale), query, lag.table.float().contiguous())
+        lag = None
+    elif isinstance(lag, CurveBias) and _by_head(lag, q):
         curve, lag = lag, None
     band, extent, tails = _lag_parts(lag, q.shape[1], q.device)
     seed = None
@@ -94,6 +96,11 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
 def _by_row(lag: LagBias, q: Tensor) -> bool:
     """Whether every row of q has a band of its own; one row's would be laid out as a head's."""
     return not torch.compiler.is_compiling() and lag.shape[:3] == q.shape[:3] and q.shape[2] > 1
+
+
+def _by_head(lag: LagBias, q: Tensor) -> bool:
+    """Whether every head of q has a band of its own; of one for all, the extent is one number."""
+    return not torch.compiler.is_compiling() and lag.shape[1] == q.shape[1]
 
 
 def _lag_parts(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whence.kernels.fused_parts import Kept, attended, gradients
-from whence.kernels.triton_inputs import NO_PRODUCT, Inputs, Numbers, Product
+from whence.kernels.triton_inputs import NO_PRODUCT, Inputs, Numbers, Product, shared_out
 from whence.kernels.triton_query_band import band_gradients, band_room
 from whence.lag import Curve
 from whence.replay import Tensors, replayed
@@ -59,7 +59,7 @@ class LagAttention(torch.autograd.Function):
         elif making.curve is not None:
             wanted = wanted._replace(band=any(needs[7 + INPUTS :]))
         given = (q, k, v, query, factor)
-        out, *found = replayed(_forward, (*given, *more), numbers, making, wanted.tails)
+        out, *found = replayed(_forward, (*given, *more), numbers, making, wanted.tails, True)
         assert out is not None
         ctx.save_for_backward(*given, out, *found)
         ctx.settings = (numbers, making, wanted)
@@ -78,23 +78,46 @@ class LagAttention(torch.autograd.Function):
         return (None, None, d_q, d_k, d_v, d_query, d_factor, *of_inputs, *of_curve)
 
 
-def _forward(given: Tensors, numbers: Numbers, making: Making, tails_too: bool) -> Tensors:
+def without_gradients(numbers: Numbers, making: Making, *given: Tensor | None) -> Tensor:
+    """LagAttention's output alone."""
+    out, *_ = replayed(_forward, given, numbers, making, False, False)
+    assert out is not None
+    return out
+
+
+def _forward(
+    given: Tensors, numbers: Numbers, making: Making, tails_too: bool, recorded: bool
+) -> Tensors:
     """What is kept, the inputs with a band that was made, and what its curve's gradient needs."""
     q, k, v, query, factor, *rest = given
     assert q is not None
     assert k is not None
     assert v is not None
     inputs, parameters = Inputs(*rest[:INPUTS]), rest[INPUTS:]
-    band, product, of_curve = None, NO_PRODUCT, []
+    band, product, curve, of_curve = None, NO_PRODUCT, None, []
     if factor is not None:
         source = q if query is None else query
         product = Product(making.scale, source, factor)
         band, tails = band_room(source, factor)
         inputs = inputs._replace(band=band[..., 1:-1], tails=tails)
+    elif (
+        making.curve is not None and not recorded and making.curve.at and shared_out(q, k, numbers)
+    ):
+        curve = making.curve, tuple(x.float().contiguous() for x in parameters if x is not None)
+        shape = (1, q.shape[1], 1, 2 * making.reach + 1)
+        room = torch.empty(shape, dtype=torch.float32, device=q.device)
+        inputs = inputs._replace(band=room)
     elif making.curve is not None:
         made, extent, *of_curve = making.curve.make(tuple(parameters), making.reach)
         inputs = inputs._replace(band=made, extent=extent)
-    kept = attended(q, k, v, inputs, numbers, tails_too=tails_too, band=band, product=product)
+    kept = attended(
+        *(q, k, v, inputs, numbers),
+        tails_too=tails_too,
+        band=band,
+        product=product,
+        curve=curve,
+        recorded=recorded,
+    )
     return (*kept, *inputs, *of_curve)
 
 

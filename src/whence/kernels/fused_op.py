@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.kernels.fused_eager import LagAttention, Making
+from whence.kernels.fused_eager import LagAttention, Making, without_gradients
 from whence.kernels.fused_parts import Kept, attended, gradients
 from whence.kernels.triton_inputs import (
     NO_PRODUCT,
@@ -43,6 +43,8 @@ def lag_attention(
     if curve is not None:
         making, parameters = Making(1.0, curve.curve, curve.reach), curve.parameters
     tensors = (q, k, v, *factors, *inputs, *parameters)
+    if not torch.is_grad_enabled():
+        return without_gradients(numbers, making, *tensors)
     out = LagAttention.apply(numbers, making, *tensors)  # type: ignore[no-untyped-call]
     return out
 

@@ -10,6 +10,7 @@ from whence.kernels.triton_inputs import NO_PRODUCT, Far, Inputs, Numbers, Produ
 from whence.kernels.triton_launch import backward, forward
 from whence.kernels.triton_query_band import value_table_gradient
 from whence.kernels.triton_rows import packed
+from whence.lag import Curve
 
 
 class Kept(NamedTuple):
@@ -36,13 +37,20 @@ def attended(
     tails_too: bool,
     band: Tensor | None = None,
     product: Product = NO_PRODUCT,
+    curve: tuple[Curve, tuple[Tensor, ...]] | None = None,
+    recorded: bool = True,
 ) -> Kept:
-    """The output and what its gradient needs; `band` is room for that of a product."""
+    """The output and what its gradient needs; see `forward` for the last four."""
     far, near = None, numbers
     if numbers.far:
         far, near = far_attention(q, k, v, numbers), near_numbers(numbers)
     out, rest, lse, mass, band = fitting(
-        "forward", q, v, lambda tiles: forward(q, k, v, inputs, near, tiles, far, band, product)
+        "forward",
+        q,
+        v,
+        lambda tiles: forward(
+            *(q, k, v, inputs, near, tiles, far, band, product, curve), recorded=recorded
+        ),
     )
     # Only the gradient of a tail asks again what the far keys gave.
     parts = far[1:] if far is not None and tails_too else (None,) * 4

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whence.kernels.triton_edges import shared
 from whence.kernels.triton_shares import merge_kernel, share_kernel
+from whence.lag import Curve
 from whence.launcher import launch
 
 ROWS = 16  # the least that a tensor core multiplies, and the most that is called few
@@ -87,8 +88,9 @@ def decode(
     precision: str,
     most_keys: int,
     most_stages: int,
+    curve: tuple[Curve, tuple[Tensor, ...]] | None = None,  # with its parameters, float32
 ) -> None:
-    """Two launches in place of the forward kernel's one."""
+    """Two launches in place of the forward kernel's one; of a curve, `band` is room for it."""
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     out, rest, lse, mass = results
     band = pointers[0]
@@ -98,14 +100,20 @@ def decode(
     part = torch.empty(count, b, h, n_q, d_v, dtype=torch.float32, device=q.device)
     state = torch.empty(count, b, h, n_q, 4, dtype=torch.float32, device=q.device)
     value_reach = 0 if table is None else table.shape[1] // 2
+    curve_at = curve_extent = None
+    parameters: tuple[Tensor | None, ...] = (None,) * 3
+    curve_count = 1
+    if curve is not None:
+        (_, _, curve_at, curve_extent), parameters = curve
+        curve_count = curve[1][0].shape[1]
     launch(
         share_kernel,
         (count, b * h_kv),
-        (q, k, v, part, state, mass, *pointers),
+        (q, k, v, part, state, mass, *pointers, *parameters),
         (
             *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *strides),
             *(h, h // h_kv, n_q, n_k, q_start, reach),
-            *(value_reach, before, after, share, scale),
+            *(value_reach, before, after, share, curve_count, scale),
         ),
         **shape,
         **flags,
@@ -115,6 +123,10 @@ def decode(
         EVEN_N=n_k % tile == 0,
         STAGES=stages,
         PRECISION=precision,
+        CURVE=curve is not None,
+        CURVE_AT=curve_at,
+        CURVE_EXTENT=curve_extent,
+        CURVE_COUNT=1 << (curve_count - 1).bit_length(),
         num_warps=4,
         num_stages=stages,
     )

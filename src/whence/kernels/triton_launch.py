@@ -41,6 +41,7 @@ from whence.kernels.triton_inputs import (
 from whence.kernels.triton_keys import key_kernel
 from whence.kernels.triton_queries import query_kernel
 from whence.kernels.triton_rows import empty_rows, packed
+from whence.lag import Curve
 from whence.launcher import launch
 
 BUSY = 1024  # programs that sum a shared band's gradient: enough to fill a GPU
@@ -56,17 +57,22 @@ def forward(
     far: Far | None = None,
     band: Tensor | None = None,
     product: Product = NO_PRODUCT,
+    curve: tuple[Curve, tuple[Tensor, ...]] | None = None,
+    *,
+    recorded: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """out, what rounding took from it, lse in base 2, the table's masses, the band if laid out.
 
     The band and the tails of a product are filled in: `band` is room for it as the kernels read it.
+    A curve is for few queries; what rounding took is for a gradient, if one is `recorded`.
     """
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = tokens_of(q, k, numbers)
     out = empty_rows((b, h, n_q, d_v), q, tokens)
     lse = torch.empty(b, h, n_q, dtype=torch.float32, device=q.device)
     mass, rest = None, None
-    if (inputs.band is not None or inputs.table is not None) and q.dtype != torch.float32:
+    biased = inputs.band is not None or inputs.table is not None
+    if recorded and biased and q.dtype != torch.float32:
         # float16 for bfloat16 too: of what is so small its range is enough, and it has more digits.
         rest = torch.empty_like(out, dtype=torch.float16)
     if inputs.table is not None:
@@ -89,6 +95,7 @@ def forward(
             precision=precision_of(q),
             most_keys=2 * tiles.keys,  # a tile has few rows; smaller ones where they did not fit
             most_stages=tiles.stages,
+            curve=curve,
         )
         return out, rest, lse, mass, None
     band = laid_out(q, inputs, numbers, far) if band is None else band

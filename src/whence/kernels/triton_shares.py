@@ -21,6 +21,9 @@ def share_kernel(
     keys_ptr,
     q_segment_ptr,
     k_segment_ptr,
+    curve_0_ptr,
+    curve_1_ptr,
+    curve_2_ptr,
     stride_q_b,
     stride_q_h,
     stride_q_n,
@@ -50,6 +53,7 @@ def share_kernel(
     before,
     after,
     share,
+    curve_count,
     scale,
     D: tl.constexpr,
     D_V: tl.constexpr,
@@ -70,6 +74,10 @@ def share_kernel(
     EVEN_N: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    CURVE: tl.constexpr,  # whether the band is still to be made, by the functions of a Curve
+    CURVE_AT: tl.constexpr,
+    CURVE_EXTENT: tl.constexpr,
+    CURVE_COUNT: tl.constexpr,
 ):
     """One share of the keys (program 0) for one key head (program 1)."""
     bkv = tl.program_id(1).to(tl.int64)
@@ -90,9 +98,18 @@ def share_kernel(
     k_ptr += b * stride_k_b + (bkv % n_kv) * stride_k_h
     v_ptr += b * stride_v_b + (bkv % n_kv) * stride_v_h
     near_reach = n_k * 0
+    made_ptr = band_ptr
+    head = bkv % n_kv * groups
     if BAND:
         band_ptr += b * stride_band_b + (h * stride_band_h)[:, None]
         near_reach = reach
+        if CURVE:
+            near_reach = n_k * 0
+            for g in range(groups):
+                extent = CURVE_EXTENT(
+                    head + g, reach, curve_0_ptr, curve_1_ptr, curve_2_ptr, curve_count, CURVE_COUNT
+                )
+                near_reach = tl.maximum(near_reach, extent)
         if EXTENT:  # that of the head that reaches farthest
             near_reach = tl.minimum(reach, tl.max(tl.load(extent_ptr + h), 0))
     if TAILS:
@@ -123,6 +140,16 @@ def share_kernel(
     low, high = whole_blocks(low, high, n_k, BLOCK_N)
     last = q_start + n_q - 1
     near_start, near_stop = near_range(q_start, last, near_reach, low, high, BLOCK_N)
+    if CURVE:  # what this share's near tiles look up, the same numbers for every sequence
+        for g in range(groups):
+            for first in range(near_start - last, near_stop - q_start, 128):
+                lag = first + tl.arange(0, 128)
+                bias = CURVE_AT(
+                    head + g, lag, curve_0_ptr, curve_1_ptr, curve_2_ptr, curve_count, CURVE_COUNT
+                )
+                cells = made_ptr + (head + g) * stride_band_h + lag + reach
+                tl.store(cells, bias, mask=(lag >= -reach) & (lag <= reach))
+        tl.debug_barrier()
     for REGION in tl.static_range(3):
         if REGION == 0:
             start, stop = low, near_start

@@ -19,10 +19,16 @@ class Curve(NamedTuple):
     make(parameters, reach) gives band [1, h, 1, 2 * reach + 1] and extent [h], float32 and int32,
     and what its gradient needs beside the extent; gradient((d_band, extent, *those), reach) gives
     those of the parameters.
+
+    Where the parameters are three, [h, count] each, a kernel can make the part of a band that it
+    needs by the device functions at(h, lags, *parameters, count, COUNT) and
+    extent_of(h, reach, *parameters, count, COUNT), COUNT being a power of two.
     """
 
     make: Callable[[Tensors, int], Tensors]
     gradient: Callable[[Tensors, int], Tensors]
+    at: Any = None
+    extent_of: Any = None
 
 
 class CurveBias(LazyBias):

@@ -8,6 +8,38 @@ from whence.lag.curve import Curve, Tensors
 from whence.launcher import launch
 from whence.methods.tisa import underflow
 
+UNDERFLOW = tl.constexpr(underflow(torch.float32))
+
+
+@triton.jit
+def _parts(h, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+    s = tl.arange(0, KERNELS)
+    there = s < kernels
+    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0)
+    b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=1.0))
+    c = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0)
+    return a, b, c, there
+
+
+@triton.jit
+def tisa_extent(h, reach, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+    """The |lag| beyond which all Gaussians of head h are exactly 0, at most the reach."""
+    a, b, c, there = _parts(h, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
+    edge = tl.where(there, tl.abs(c) + tl.sqrt((tl.zeros_like(b) + UNDERFLOW) / b), 0.0)
+    # NaN fails every comparison: then, and without a width, nothing may be cut off.
+    sound = (edge < reach) & (tl.abs(a) < float("inf"))
+    far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
+    return tl.minimum(tl.ceil(far).to(tl.int32), reach)
+
+
+@triton.jit
+def tisa_at(h, lag, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+    """f of head h at each of these lags."""
+    a, b, c, there = _parts(h, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
+    distance = lag.to(tl.float32)[None, :] - c[:, None]
+    gaussian = tl.exp(-b[:, None] * distance * distance)
+    return tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
+
 
 @triton.jit(do_not_specialize=["reach"])
 def _curve_kernel(
@@ -18,7 +50,6 @@ def _curve_kernel(
     extent_ptr,
     reach,
     kernels,
-    underflow,
     KERNELS: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
@@ -26,21 +57,10 @@ def _curve_kernel(
     h = tl.program_id(0)
     first = tl.program_id(1) * BLOCK - reach
     lag = first + tl.arange(0, BLOCK)
-    s = tl.arange(0, KERNELS)
-    there = s < kernels
-    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0)
-    b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=1.0))
-    c = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0)
-    edge = tl.where(there, tl.abs(c) + tl.sqrt(underflow / b), 0.0)
-    # NaN fails every comparison: then, and without a width, nothing may be cut off.
-    sound = (edge < reach) & (tl.abs(a) < float("inf"))
-    far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
-    extent = tl.minimum(tl.ceil(far).to(tl.int32), reach)
+    extent = tisa_extent(h, reach, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     if (first <= extent) & (first + BLOCK > -extent):
-        distance = lag.to(tl.float32)[None, :] - c[:, None]
-        gaussian = tl.exp(-b[:, None] * distance * distance)
-        total = tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
+        total = tisa_at(h, lag, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
     tl.store(band_ptr + h * (2 * reach + 1) + lag + reach, total, mask=lag <= reach)
     if tl.program_id(1) == 0:
         tl.store(extent_ptr + h, extent)
@@ -96,7 +116,7 @@ def _make(given: Tensors, reach: int) -> Tensors:
         _curve_kernel,
         (h, -(-(2 * reach + 1) // 512)),
         (*parts, band, extent),
-        (reach, kernels, underflow(torch.float32)),
+        (reach, kernels),
         KERNELS=1 << (kernels - 1).bit_length(),
         BLOCK=512,
     )
@@ -116,4 +136,4 @@ def _gradient(given: Tensors, reach: int) -> Tensors:
     return found
 
 
-CURVE = Curve(_make, _gradient)
+CURVE = Curve(_make, _gradient, tisa_at, tisa_extent)
