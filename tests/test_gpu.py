@@ -160,7 +160,7 @@ def test_a_tensor_on_the_cpu_is_refused_also_by_a_kernel_that_ran_before() -> No
     parts = [torch.rand(4, 5, device="cuda") for _ in range(3)]
     band = torch.empty(4, 129, device="cuda")
     extent = torch.empty(4, dtype=torch.int32, device="cuda")
-    numbers = (64, 5, 90.0)
+    numbers = (64, 5)
     for _ in range(2):
         launch(_curve_kernel, (4, 1), (*parts, band, extent), numbers, KERNELS=8, BLOCK=512)
     tensors = (parts[0], parts[1].cpu(), parts[2], band, extent)

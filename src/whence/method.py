@@ -52,8 +52,14 @@ class PositionMethod(nn.Module):
     grows: bool = False  # True where a longer sequence changes what earlier tokens get
     reads_key_inputs: bool = False  # True where Content.x_k is read: a cache has to keep it
     # True where hooks ask q_pos and k_pos for their lengths alone, so that on a GPU nobody has to
-    # fill them in. A subclass whose hooks read them says False again.
+    # fill them in. A subclass with hooks of its own has to say so again.
     lengths_only: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hooks = {hook for each in SITES.values() for hook in each}
+        if hooks & vars(cls).keys() and "lengths_only" not in vars(cls):
+            cls.lengths_only = False
 
     def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
         """Site input: what is added to the token embedding."""

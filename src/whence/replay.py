@@ -1,7 +1,7 @@
 """Doing again what a function of tensors did, without its Python.
 
 A fused attention takes room for its results and launches a few kernels; which, follows from the
-shapes. To find it out takes Python longer than the GPU needs at small sizes. So the second call
+shapes. To find it out takes Python longer than the GPU needs at small sizes. So the third call
 with the same shapes is recorded on a tape, and later ones play it: the same room, the same
 launches, other addresses. A tape knows room, views, launches and a few operations of PyTorch; a
 function that does anything else is run as it is.
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whence.launcher import Launch, launch, launching, listening, start, stream_of
 
 MOST = 4096  # kept tapes
+WORTH = 2  # calls before one is recorded: a decoder has each shape once a layer
 aten = torch.ops.aten
 EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
 EMPTY |= {aten.new_empty.default, aten.new_empty_strided.default}
@@ -60,7 +61,7 @@ def replayed(what: Callable[..., Tensors], given: Tensors, *settings: object) ->
         forget()
     _seen[key] = times + 1
     there = [id(x) for x in given if x is not None]
-    if times != 1 or len(set(there)) < len(there):  # of one tensor given twice, which is meant?
+    if times != WORTH or len(set(there)) < len(there):  # of one tensor given twice, which is meant?
         return what(given, *settings)
     recorder = Recorder(given)
     with recorder, listening(recorder.launched):

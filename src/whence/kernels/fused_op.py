@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from whence.kernels.fused_eager import LagAttention, Making, without_gradients
+from whence.kernels.fused_eager import Call, LagAttention, Making, without_gradients
 from whence.kernels.fused_parts import Kept, attended, gradients
 from whence.kernels.triton_inputs import (
     NO_PRODUCT,
@@ -42,10 +43,12 @@ def lag_attention(
     parameters: tuple[Tensor, ...] = ()
     if curve is not None:
         making, parameters = Making(1.0, curve.curve, curve.reach), curve.parameters
-    tensors = (q, k, v, *factors, *inputs, *parameters)
-    if not torch.is_grad_enabled():
-        return without_gradients(numbers, making, *tensors)
-    out = LagAttention.apply(numbers, making, *tensors)  # type: ignore[no-untyped-call]
+    every = (q, k, v, *factors, *inputs, *parameters)
+    call = Call(numbers, making, tuple([x is not None for x in every]))
+    tensors = [x for x in every if x is not None]
+    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        return without_gradients(call, *tensors)
+    out = LagAttention.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -104,8 +104,8 @@ def decode(
     parameters: tuple[Tensor | None, ...] = (None,) * 3
     curve_count = 1
     if curve is not None:
-        (_, _, curve_at, curve_extent), parameters = curve
-        curve_count = curve[1][0].shape[1]
+        curve_at, curve_extent = curve[0].at, curve[0].extent_of
+        parameters, curve_count = curve[1], curve[1][0].shape[1]
     launch(
         share_kernel,
         (count, b * h_kv),

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whence.kernels.triton_tile import LOG2E
+from whence.lag import Curve
 from whence.launcher import launch
 
 MARGIN = 256  # how far beyond its reach a near tile may touch: rows and keys of the largest tile
@@ -17,9 +18,13 @@ MARGIN = 256  # how far beyond its reach a near tile may touch: rows and keys of
 
 @triton.jit
 def _edges_kernel(
+    out_ptr,
     band_ptr,
     tails_ptr,
-    out_ptr,
+    extent_ptr,  # of a curve: written
+    curve_0_ptr,
+    curve_1_ptr,
+    curve_2_ptr,
     stride_band_b,
     stride_band_h,
     stride_tail_kind,
@@ -30,10 +35,15 @@ def _edges_kernel(
     edge,
     before,
     after,
+    curve_count,
     BLOCK: tl.constexpr,
     TAILS: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
+    CURVE: tl.constexpr,  # whether the band is still to be made, by the functions of a Curve
+    CURVE_AT: tl.constexpr,
+    CURVE_EXTENT: tl.constexpr,
+    CURVE_COUNT: tl.constexpr,
 ):
     """One block of lags of one head of one batch."""
     bh = tl.program_id(1).to(tl.int64)
@@ -42,8 +52,20 @@ def _edges_kernel(
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lag = place - edge
     inside = (lag >= -reach) & (lag <= reach)
-    band = band_ptr + b * stride_band_b + h * stride_band_h
-    bias = tl.load(band + (lag + reach), mask=inside, other=0.0)
+    if CURVE:
+        extent = CURVE_EXTENT(
+            h, reach, curve_0_ptr, curve_1_ptr, curve_2_ptr, curve_count, CURVE_COUNT
+        )
+        if tl.program_id(0) == 0:
+            tl.store(extent_ptr + h, extent)
+        bias = tl.zeros([BLOCK], dtype=tl.float32)
+        first = tl.program_id(0) * BLOCK - edge
+        if (first <= extent) & (first + BLOCK > -extent):
+            bias = CURVE_AT(h, lag, curve_0_ptr, curve_1_ptr, curve_2_ptr, curve_count, CURVE_COUNT)
+        bias = tl.where(inside, bias, 0.0)
+    else:
+        band = band_ptr + b * stride_band_b + h * stride_band_h
+        bias = tl.load(band + (lag + reach), mask=inside, other=0.0)
     if TAILS:
         tails = tails_ptr + b * stride_tail_b + h * stride_tail_h
         distance = tl.abs(lag).to(tl.float32)
@@ -70,14 +92,43 @@ def with_edges(band: Tensor, tails: Tensor | None, edge: int, before: int, after
     launch(
         _edges_kernel,
         (-(-(2 * edge + 1) // 1024), b * h),
-        (band, tails, out),
-        (*shared(band, 0, 1), *strides, h, band.shape[-1] // 2, edge, before, after),
+        (out, band, tails, None, None, None, None),
+        (*shared(band, 0, 1), *strides, h, band.shape[-1] // 2, edge, before, after, 1),
         BLOCK=1024,
         TAILS=tails is not None,
         BEFORE=before >= 0,
         AFTER=after >= 0,
+        CURVE=False,
+        CURVE_AT=None,
+        CURVE_EXTENT=None,
+        CURVE_COUNT=1,
     )
     return out
+
+
+def edges_of_curve(
+    curve: Curve, parameters: tuple[Tensor, ...], reach: int, edge: int, before: int, after: int
+) -> tuple[Tensor, Tensor]:
+    """The same from a curve's parameters [h, count], and its extent [h]: no band in between."""
+    parts = tuple(x.float().contiguous() for x in parameters)
+    (h, count), device = parts[0].shape, parts[0].device
+    out = torch.empty(1, h, 1, 2 * edge + 1, dtype=torch.float32, device=device)
+    extent = torch.empty(h, dtype=torch.int32, device=device)
+    launch(
+        _edges_kernel,
+        (-(-(2 * edge + 1) // 1024), h),
+        (out, None, None, extent, *parts),
+        (0, 0, 0, 0, 0, h, reach, edge, before, after, count),
+        BLOCK=1024,
+        TAILS=False,
+        BEFORE=before >= 0,
+        AFTER=after >= 0,
+        CURVE=True,
+        CURVE_AT=curve.at,
+        CURVE_EXTENT=curve.extent_of,
+        CURVE_COUNT=1 << (count - 1).bit_length(),
+    )
+    return out, extent
 
 
 @triton.jit

@@ -129,8 +129,12 @@ def laid_out_shape(q: Tensor, inputs: Inputs, far_start: int) -> tuple[int, ...]
 
 def _edge(inputs: Inputs, far_start: int) -> int:
     assert inputs.band is not None
-    table = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    return max(inputs.band.shape[-1] // 2, table, far_start) + MARGIN
+    return edge_of(inputs.band.shape[-1] // 2, inputs.table, far_start)
+
+
+def edge_of(reach: int, table: Tensor | None, far_start: int) -> int:
+    """How far a head's band is laid out: beyond all that a near tile may touch."""
+    return max(reach, 0 if table is None else table.shape[1] // 2, far_start) + MARGIN
 
 
 def per_row(inputs: Inputs) -> bool:

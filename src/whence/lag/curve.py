@@ -1,7 +1,8 @@
 """A lag bias that is a curve of a few parameters, made only where somebody looks at it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +14,21 @@ from whence.lag.line import Line
 Tensors = tuple[Tensor | None, ...]
 
 
-class Curve(NamedTuple):
-    """What makes a band from parameters, and its gradient; neither is recorded by autograd.
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What makes a band from three parameters [h, count], and their gradients.
 
-    make(parameters, reach) gives band [1, h, 1, 2 * reach + 1] and extent [h], float32 and int32,
-    and what its gradient needs beside the extent; gradient((d_band, extent, *those), reach) gives
-    those of the parameters.
-
-    Where the parameters are three, [h, count] each, a kernel can make the part of a band that it
-    needs by the device functions at(h, lags, *parameters, count, COUNT) and
-    extent_of(h, reach, *parameters, count, COUNT), COUNT being a power of two.
+    make(parameters, reach) gives band [1, h, 1, 2 * reach + 1] and extent [h], float32 and int32;
+    gradient((d_band, extent, *parameters), reach) gives those of the parameters. Neither is
+    recorded by autograd. Kernels make the part of a band that they need by device functions:
+    at(h, lags, *parameters, count, COUNT) and extent_of(h, reach, *parameters, count, COUNT), COUNT
+    being a power of two.
     """
 
-    make: Callable[[Tensors, int], Tensors]
+    make: Callable[[Tensors, int], tuple[Tensor, Tensor]]
     gradient: Callable[[Tensors, int], Tensors]
-    at: Any = None
-    extent_of: Any = None
+    at: Any
+    extent_of: Any
 
 
 class CurveBias(LazyBias):
@@ -81,10 +81,8 @@ class _Made(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, curve: Curve, reach: int, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         """As the curve makes them."""
-        band, extent, *kept = curve.make(parameters, reach)
-        assert band is not None
-        assert extent is not None
-        ctx.save_for_backward(extent, *kept)
+        band, extent = curve.make(parameters, reach)
+        ctx.save_for_backward(extent, *parameters)
         ctx.curve, ctx.reach, ctx.count = curve, reach, len(parameters)
         ctx.mark_non_differentiable(extent)
         ctx.set_materialize_grads(False)  # else zeros are filled in for the extent

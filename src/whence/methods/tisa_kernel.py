@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from whence.lag.curve import Curve, Tensors
 from whence.launcher import launch
@@ -106,8 +107,8 @@ def _gradient_kernel(
     tl.store(d_offset_ptr + place, tl.sum(d_c, 0) * a * 2 * tl.abs(b))
 
 
-def _make(given: Tensors, reach: int) -> Tensors:
-    """band, extent, and the three parameters as the kernel read them."""
+def _make(given: Tensors, reach: int) -> tuple[Tensor, Tensor]:
+    """Band and extent."""
     amplitude, *_ = parts = tuple(x.float().contiguous() for x in given if x is not None)
     h, kernels = amplitude.shape
     band = torch.empty(1, h, 1, 2 * reach + 1, dtype=torch.float32, device=amplitude.device)
@@ -120,15 +121,14 @@ def _make(given: Tensors, reach: int) -> Tensors:
         KERNELS=1 << (kernels - 1).bit_length(),
         BLOCK=512,
     )
-    return (band, extent, *parts)
+    return band, extent
 
 
 def _gradient(given: Tensors, reach: int) -> Tensors:
     """Of amplitude, sharpness and offset, in float32: autograd gives them their dtype."""
-    d_band, extent, *parts = given
+    d_band, extent, *parameters = given
     assert d_band is not None
-    amplitude = parts[0]
-    assert amplitude is not None
+    amplitude, *_ = parts = [x.float().contiguous() for x in parameters if x is not None]
     h, kernels = amplitude.shape
     found = tuple(torch.empty_like(amplitude) for _ in parts)
     tensors = (*parts, extent, d_band.contiguous(), *found)
