@@ -1,5 +1,6 @@
 """Tapes: what is played gives what the function gives, and what cannot be played is not."""
 
+import ctypes
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -29,6 +30,11 @@ def replay(monkeypatch: pytest.MonkeyPatch) -> Any:
     replay.forget()
     yield replay
     replay.forget()
+
+
+def found_by(replay: ModuleType, *arguments: Any) -> Any:
+    """What `replayed` gives, without the tape."""
+    return replay.replayed(*arguments)[0]
 
 
 class Watched:
@@ -64,7 +70,7 @@ def test_the_third_call_is_played_and_gives_what_the_function_gives(replay: Modu
     what = Watched(_scaled)
     for time in range(5):
         x, other = _inputs()
-        found = replay.replayed(what, (x, other, None), 2.0)
+        found = found_by(replay, what, (x, other, None), 2.0)
         assert what.calls == min(time + 1, 2)
         wanted = _scaled((x, other, None), 2.0)
         for a, b in zip(found[:5], wanted[:5], strict=True):
@@ -80,7 +86,7 @@ def test_a_shape_that_each_of_two_layers_has_once_is_not_recorded(
     monkeypatch.undo()
     what = Watched(lambda given: (given[0].clone(),))
     for time in range(6):
-        replay.replayed(what, (torch.randn(2),))
+        found_by(replay, what, (torch.randn(2),))
         assert len(replay._tapes) == (time >= 2)
     assert what.calls == 3
 
@@ -88,7 +94,7 @@ def test_a_shape_that_each_of_two_layers_has_once_is_not_recorded(
 def test_room_that_is_left_unused_is_not_taken_again(replay: ModuleType) -> None:
     what = Watched(_scaled)
     for _ in range(2):
-        replay.replayed(what, (*_inputs(), None), 2.0)
+        found_by(replay, what, (*_inputs(), None), 2.0)
     (tape,) = replay._tapes.values()
     taken = [room.size for room in tape._rooms if room is not None]
     assert (7,) not in taken
@@ -110,10 +116,10 @@ def test_tensors_that_lie_otherwise_have_a_tape_of_their_own(
 ) -> None:
     what = Watched(lambda given: (given[0].clone(),))
     for _ in range(3):
-        replay.replayed(what, (torch.randn(2, 3, 5, 4),))
+        found_by(replay, what, (torch.randn(2, 3, 5, 4),))
     assert what.calls == 2
     x = change(torch.randn(2, 3, 5, 4))
-    (found,) = replay.replayed(what, (x,))
+    (found,) = found_by(replay, what, (x,))
     assert what.calls == 3
     assert torch.equal(found, x)
 
@@ -124,7 +130,7 @@ def test_tensors_not_aligned_have_a_tape_for_each_distance(replay: ModuleType) -
     )  # part of one may be aligned where others' is not
     for start, calls in ((1, 1), (1, 2), (1, 2), (2, 3)):
         x = torch.randn(9)[start : start + 4]
-        (found,) = replay.replayed(what, (x,))
+        (found,) = found_by(replay, what, (x,))
         assert what.calls == calls
         assert torch.equal(found, x)
 
@@ -133,8 +139,8 @@ def test_other_settings_have_a_tape_of_their_own(replay: ModuleType) -> None:
     what = Watched(lambda given, dim: (given[0].sum(dim=dim),))
     x = torch.randn(3, 4)
     for _ in range(3):
-        replay.replayed(what, (x,), 0)
-    (found,) = replay.replayed(what, (x,), 1)
+        found_by(replay, what, (x,), 0)
+    (found,) = found_by(replay, what, (x,), 1)
     torch.testing.assert_close(found, x.sum(1))
 
 
@@ -150,7 +156,7 @@ def test_what_no_tape_knows_is_run_every_time(replay: ModuleType) -> None:
         what = Watched(does)
         for time in range(4):
             x = torch.randn(2)
-            (found,) = replay.replayed(what, (x,))
+            (found,) = found_by(replay, what, (x,))
             assert torch.equal(found, does((x,))[0])
             assert what.calls == time + 1
 
@@ -159,10 +165,10 @@ def test_a_tensor_given_twice_makes_no_tape(replay: ModuleType) -> None:
     what = Watched(lambda given: (given[0].clone(), given[1].clone()))
     x = torch.randn(4)
     for _ in range(3):
-        replay.replayed(what, (x, x))
+        found_by(replay, what, (x, x))
     for _ in range(3):
         a, b = torch.randn(4), torch.randn(4)
-        found = replay.replayed(what, (a, b))
+        found = found_by(replay, what, (a, b))
         assert torch.equal(found[0], a)
         assert torch.equal(found[1], b)
 
@@ -175,7 +181,7 @@ def test_an_error_while_recording_leaves_nothing_behind(replay: ModuleType) -> N
 
     for _ in range(4):
         with pytest.raises(ValueError, match="no"):
-            replay.replayed(fails, (torch.randn(2),))
+            found_by(replay, fails, (torch.randn(2),))
     assert _listener.hears is None
     assert not replay._tapes
 
@@ -185,7 +191,7 @@ def test_tapes_do_not_grow_without_end(replay: ModuleType, monkeypatch: pytest.M
     what = Watched(lambda given: (given[0].clone(),))
     for n in range(1, 40):
         for _ in range(2):
-            replay.replayed(what, (torch.zeros(n),))
+            found_by(replay, what, (torch.zeros(n),))
         assert len(replay._tapes) <= len(replay._seen) <= 8
 
 
@@ -194,13 +200,13 @@ def test_tiles_that_are_tried_are_not_hidden_by_tapes(replay: ModuleType) -> Non
 
     what = Watched(lambda given: (given[0].clone(),))
     for _ in range(3):
-        replay.replayed(what, (torch.randn(2),))
+        found_by(replay, what, (torch.randn(2),))
     assert what.calls == 2
     with trying(INTERPRETED):
-        replay.replayed(what, (torch.randn(2),))
-        replay.replayed(what, (torch.randn(2),))
+        found_by(replay, what, (torch.randn(2),))
+        found_by(replay, what, (torch.randn(2),))
     assert what.calls == 4
-    replay.replayed(what, (torch.randn(2),))
+    found_by(replay, what, (torch.randn(2),))
     assert what.calls == 5
 
 
@@ -299,3 +305,72 @@ def test_attention_from_a_tape_is_that_of_the_reference(
         for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
         assert len(played) == (0 if time < 2 else 2), "forward and backward"
+
+
+class Compiled:
+    """Stands for a kernel that a GPU's tape starts by addresses; runs it in the interpreter."""
+
+    function, packed_metadata, starts = 1, (), 0
+
+    def __init__(self, kernel: Any, tensors: Any, options: dict[str, object]) -> None:
+        self.kernel, self.options = kernel, options
+        self.kinds = [None if x is None else (x.dtype, x.data_ptr() & 15 == 0) for x in tensors]
+
+    def run(self, *arguments: Any) -> None:
+        Compiled.starts += 1
+        grid, given, count = arguments[:3], arguments[9:], len(self.kinds)
+        tensors = []
+        for address, kind in zip(given[:count], self.kinds, strict=True):
+            assert (address is None) == (kind is None)
+            if kind is not None:
+                assert (address % 16 == 0) == kind[1], "compiled for another alignment"
+                one = (ctypes.c_char * kind[0].itemsize).from_address(address)
+                tensors.append(torch.frombuffer(one, dtype=kind[0]))
+            else:
+                tensors.append(None)
+        names = [name for name in self.kernel.arg_names if name in self.options]
+        numbers, constants = (
+            given[count : len(given) - len(names)],
+            given[len(given) - len(names) :],
+        )
+        assert [self.options[name] for name in names] == list(constants)
+        self.kernel[grid](*tensors, *numbers, **self.options)
+
+
+@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4", "t5"])
+@pytest.mark.parametrize("n_q", [1, 20])
+def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
+    replay: ModuleType, spec: str, n_q: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence import launcher
+
+    def launched(kernel: Any, grid: Any, tensors: Any, numbers: Any, options: Any) -> Any:
+        kernel[grid](*tensors, *numbers, **options)
+        names = [name for name in kernel.arg_names if name in options]
+        return Compiled(kernel, tensors, options), tuple(options[name] for name in names)
+
+    monkeypatch.setattr(launcher, "_launched", launched)
+    monkeypatch.setattr(Compiled, "starts", 0)
+    torch.manual_seed(0)
+    method = whence.build(spec, n_heads=2, d_head=16)
+    if spec == "tisa":
+        from whence.methods.tisa_kernel import CURVE
+
+        def as_on_a_gpu(*_: Any, **__: Any) -> CurveBias:
+            return CurveBias(CURVE, 255, *method.parameters())
+
+        monkeypatch.setattr(method, "score_term", as_on_a_gpu)
+    n_k = n_q if n_q > 1 else 256
+    for time in range(4):
+        q = torch.randn(1, n_q, 2, 16).transpose(1, 2).requires_grad_()
+        k, v = (torch.randn(1, 1, n_k, 16, requires_grad=True) for _ in range(2))
+        d_out, of = torch.randn(1, 2, n_q, 16), [q, k, v, *method.parameters()]
+        results = []
+        for backend in ("fused", "reference"):
+            out = positioned_attention(method, q, k, v, backend=backend, causal=True)
+            results.append([out.detach(), *torch.autograd.grad(out, of, d_out)])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+        assert (Compiled.starts > 0) == (time >= 2)
+    taken = [room for tape in replay._tapes.values() for room in tape._rooms]
+    assert any(isinstance(room, int) for room in taken), "what only kernels see is taken at once"

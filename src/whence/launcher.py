@@ -123,16 +123,21 @@ def _launched(
 
 def start(compiled: Any, grid: tuple[int, ...], stream: int, arguments: tuple[object, ...]) -> None:
     """Launch a compiled kernel on a stream, with addresses in place of tensors."""
-    hooks = triton.knobs.runtime  # profilers have themselves called before and after a launch
-    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-    # Lists of hooks; what somebody put in their place may be one hook, or None.
-    if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+    if not unwatched():
         compiled[grid](*arguments, stream=stream)
         return
     compiled.run(
         *(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None),
         *arguments,
     )
+
+
+def unwatched() -> bool:
+    """Whether a launch may skip what Triton does before it: nobody is to be told of it."""
+    hooks = triton.knobs.runtime  # profilers have themselves called before and after a launch
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    # Lists of hooks; what somebody put in their place may be one hook, or None.
+    return DIRECT and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def stream_of(x: Tensor | None) -> int:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence.launcher import Launch, launch, launching, listening, start, stream_of
+from whence.launcher import Launch, launch, launching, listening, start, stream_of, unwatched
 
 MOST = 4096  # kept tapes
+ALIGNED = 512  # bytes, as PyTorch's own room
 WORTH = 2  # calls before one is recorded: a decoder has each shape once a layer
 aten = torch.ops.aten
 EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
@@ -27,49 +28,58 @@ ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 AGAIN = {aten.sum.dim_IntList, aten._to_copy.default, aten.clone.default}
 
 Tensors = tuple[Tensor | None, ...]
-Step = Callable[[list[Any], list[Any], int], None]  # of values, addresses and a stream
+# Of values, their addresses, a stream, and whether nobody has to be told of a launch.
+Step = Callable[[list[Any], list[Any], int, bool], None]
 
 
-def replayed(what: Callable[..., Tensors], given: Tensors, *settings: object) -> Tensors:
-    """what(given, *settings), from its tape if there is one; the first tensor is always there.
+def replayed(
+    what: Callable[..., Tensors], given: Tensors, *settings: object, after: "Tape | None" = None
+) -> tuple[Tensors, "Tape | None"]:
+    """what(given, *settings), from its tape if there is one, and that tape.
 
-    `given` holds all of its tensors, which it does not change, and the settings, hashable, all else
-    that it depends on: what it does follows from them and from how the tensors lie in memory.
+    `given` holds all of its tensors, which it does not change, the first always there, and the
+    settings, hashable, all else that it depends on: what it does follows from them and from how the
+    tensors lie in memory. With `after`, the tape of what was done before, settings and sizes follow
+    from that and are not asked for again.
     """
     first = given[0]
     assert first is not None
     if first.is_cuda and first.get_device() != torch.cuda.current_device():
-        return what(given, *settings)
+        return what(given, *settings), None
     places = [None if x is None else x.data_ptr() for x in given]
-    key = (
-        what,
-        settings,
-        tuple(
-            [
-                None
-                if x is None or place is None
-                else (x.shape, x.stride(), x.dtype, x.get_device(), place & 15)
-                for x, place in zip(given, places, strict=True)
-            ]
-        ),
-    )
+    pairs = zip(given, places, strict=True)
+    lies: list[object]
+    if after is not None:
+        lies = [
+            None if x is None or place is None else (x.stride(), x.get_device(), place & 15)
+            for x, place in pairs
+        ]
+    else:
+        lies = [
+            None
+            if x is None or place is None
+            else (x.shape, x.stride(), x.dtype, x.get_device(), place & 15)
+            for x, place in pairs
+        ]
+    key = (what, after or settings, tuple(lies))
     tape = _tapes.get(key)
     if tape is not None:
-        return tape.play(given, places)
+        return tape.play(given, places), tape
     times = _seen.get(key, 0)
     if len(_seen) >= MOST:
         forget()
     _seen[key] = times + 1
     there = [id(x) for x in given if x is not None]
-    if times != WORTH or len(set(there)) < len(there):  # of one tensor given twice, which is meant?
-        return what(given, *settings)
+    worth = WORTH if after is None else 0
+    if times != worth or len(set(there)) < len(there):  # of one tensor given twice, which is meant?
+        return what(given, *settings), None
     recorder = Recorder(given)
     with recorder, listening(recorder.launched):
         found = what(given, *settings)
     results = tuple([None if x is None else recorder.part(x) for x in found])
     if recorder.sound:
-        _tapes[key] = Tape(recorder, results)
-    return found
+        tape = _tapes[key] = Tape(recorder, results)
+    return found, tape
 
 
 def forget() -> None:
@@ -142,20 +152,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Do it, and write down what it was."""
         options = kwargs or {}
         out = func(*args, **options)
-        if launching():
+        if launching() or not self.sound:
             return out
         if not isinstance(out, Tensor):
-            self.sound = False
+            self.spoil()
             return out
         self._kept.append(out)
         if func in EMPTY or func in ZEROS:
             room = Room(tuple(out.shape), out.stride(), out.dtype, func in ZEROS)
-            self.sound &= out.device == self.device and (out.is_contiguous() or not room.zeros)
             self._add(out, room)
+            if out.device != self.device or (room.zeros and not out.is_contiguous()):
+                self.spoil()
         elif func.is_view:
             base = self.part(args[0])
-            self.sound &= out.dtype == args[0].dtype  # offsets are in elements
-            if base is not None:
+            if base is None or out.dtype != args[0].dtype:  # offsets are in elements
+                self.spoil()
+            else:
                 offset = base.offset + out.storage_offset() - args[0].storage_offset()
                 self._parts[id(out)] = Part(base.root, tuple(out.shape), out.stride(), offset)
         elif func in AGAIN:
@@ -163,20 +175,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.steps.append(Again(func, parts, options, self.given + len(self.rooms)))
             self._add(out, None)
         else:
-            self.sound = False
+            self.spoil()
         return out
+
+    def spoil(self) -> None:
+        """There was something that no tape can do: listen no more, and keep nothing alive."""
+        self.sound = False
+        self._parts.clear()
+        self._kept.clear()
 
     def launched(self, done: Launch) -> None:
         """Write down a launch."""
+        if not self.sound:
+            return
         parts = tuple([None if x is None else self.part(x) for x in done.tensors])
         for part in parts:  # the address of what PyTorch is to make is not known beforehand
-            if part and part.offset and part.root >= self.given:
-                self.sound &= self.rooms[part.root - self.given] is not None
+            made = part is not None and part.root >= self.given
+            if part and part.offset and made and self.rooms[part.root - self.given] is None:
+                self.spoil()
         self.steps.append(Start(done._replace(tensors=()), parts))
 
     def part(self, x: Tensor) -> Part | None:
         """What is known of a tensor; one that came from elsewhere spoils the tape."""
-        self.sound &= id(x) in self._parts
+        if id(x) not in self._parts:
+            self.spoil()
         return self._parts.get(id(x))
 
     def _add(self, x: Tensor, room: Room | None) -> None:
@@ -189,10 +211,14 @@ class Tape:
     """Room to take, and steps to do with it and with the tensors given."""
 
     def __init__(self, heard: Recorder, results: tuple[Part | None, ...]) -> None:
-        used = {part.root for part in results if part is not None}
+        shown = {part.root for part in results if part is not None}
+        used = set(shown)
         for step in heard.steps:
             parts = step.parts if isinstance(step, Start) else step.arguments
-            used |= {part.root for part in parts if isinstance(part, Part)}
+            roots = {part.root for part in parts if isinstance(part, Part)}
+            used |= roots
+            if isinstance(step, Again) or step.launch.compiled is None:
+                shown |= roots  # PyTorch and the interpreter want a tensor
         rooms = dict(enumerate(heard.rooms, heard.given))
         for root in rooms.keys() - used:  # what a try with too large tiles had taken
             rooms[root] = None
@@ -200,31 +226,48 @@ class Tape:
             room = None if part is None else rooms.get(part.root)
             if part is not None and room is not None and _covers(part, room):
                 rooms[part.root] = room._replace(size=part.size, stride=part.stride)
-        self._rooms = list(rooms.values())
         self._results = [self._result(part, rooms) for part in results]
         self._device, self._inner = heard.device, list[tuple[int, int]]()
         self._steps = [self._step(step, heard) for step in heard.steps]
+        # What only kernels see is taken at once: a place in it stands for such a room.
+        self._rooms: list[Room | int | None] = []
+        self._scratch = 0
+        for root, room in rooms.items():
+            if room is None or room.zeros or root in shown:
+                self._rooms.append(room)
+            else:
+                self._rooms.append(self._scratch)
+                self._scratch += -(-_bytes(room) // ALIGNED) * ALIGNED
 
     def play(self, given: Tensors, places: list[int | None]) -> Tensors:
         """Do it with these tensors, whose addresses are `places`."""
-        values, device = list(given), self._device
+        values, device, base = list(given), self._device, 0
+        if self._scratch:
+            scratch = torch.empty(self._scratch, dtype=torch.uint8, device=device)
+            base = scratch.data_ptr()
         for room in self._rooms:
-            x = None
-            if room is not None:
+            if room is None:
+                values.append(None)
+                places.append(None)
+            elif isinstance(room, int):
+                values.append(None)
+                places.append(base + room)
+            else:
                 size, stride, dtype, zeros = room
                 if zeros:
                     x = torch.zeros(size, dtype=dtype, device=device)
                 else:
                     x = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            values.append(x)
-            places.append(None if x is None else x.data_ptr())
+                values.append(x)
+                places.append(x.data_ptr())
         for root, distance in self._inner:
             places.append((places[root] or 0) + distance)
         values.append(None)
         places.append(None)
-        stream = stream_of(given[0]) if device.type == "cuda" else 0
+        on_gpu = device.type == "cuda"
+        stream, direct = stream_of(given[0]) if on_gpu else 0, on_gpu and unwatched()
         for step in self._steps:
-            step(values, places, stream)
+            step(values, places, stream, direct)
         return tuple(
             [values[root] if part is None else part.of(values) for root, part in self._results]
         )
@@ -263,12 +306,25 @@ def _covers(part: Part, room: Room) -> bool:
     return not room.zeros and math.prod(part.size) == math.prod(room.size) == last + 1
 
 
+def _bytes(room: Room) -> int:
+    if 0 in room.size:
+        return 0
+    last = sum((n - 1) * step for n, step in zip(room.size, room.stride, strict=True))
+    return (last + 1) * room.dtype.itemsize
+
+
 def _started(done: Launch, order: list[int]) -> Step:
     pick: Callable[[list[Any]], tuple[object, ...]] = itemgetter(*order, -1)
-    compiled, grid, rest = done.compiled, (*done.grid, 1, 1)[:3], (*done.numbers, *done.constants)
+    compiled, grid = done.compiled, (*done.grid, 1, 1)[:3]
+    rest = (*done.numbers, *done.constants)
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
 
-    def step(values: list[Any], places: list[Any], stream: int) -> None:
-        start(compiled, grid, stream, (*pick(places)[:-1], *rest))
+    def step(values: list[Any], places: list[Any], stream: int, direct: bool) -> None:
+        addresses = pick(places)[:-1]
+        if direct:  # as in `start`, which looks all of it up
+            run(*grid, stream, function, metadata, None, None, None, *addresses, *rest)
+        else:
+            start(compiled, grid, stream, (*addresses, *rest))
 
     return step
 
@@ -276,7 +332,7 @@ def _started(done: Launch, order: list[int]) -> Step:
 def _interpreted(done: Start) -> Step:
     kernel, grid, _, numbers, options, *_ = done.launch
 
-    def step(values: list[Any], places: list[Any], stream: int) -> None:
+    def step(values: list[Any], places: list[Any], stream: int, direct: bool) -> None:
         tensors = tuple([None if part is None else part.of(values) for part in done.parts])
         launch(kernel, grid, tensors, numbers, **options)
 
@@ -284,7 +340,7 @@ def _interpreted(done: Start) -> Step:
 
 
 def _again(done: Again) -> Step:
-    def step(values: list[Any], places: list[Any], stream: int) -> None:
+    def step(values: list[Any], places: list[Any], stream: int, direct: bool) -> None:
         arguments = [x.of(values) if isinstance(x, Part) else x for x in done.arguments]
         made = done.operation(*arguments, **done.options)
         values[done.root], places[done.root] = made, made.data_ptr()

@@ -68,20 +68,17 @@ def as_call(
                 f"got {x.dtype} {tuple(x.shape)}."
             )
     (b, h, n_q, d), n_k = q.shape, k.shape[2]
-
-    def shapes() -> str:
-        return f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
-
     require(
         k.shape[0] == b and v.shape[0] == b,
-        lambda: f"q, k and v must share the batch, {shapes()}",
+        lambda: f"q, k and v must share the batch, {_shapes(q, k, v)}",
     )
-    require(k.shape[3] == d, lambda: f"q and k must share the head size, {shapes()}")
-    require(v.shape[2] == n_k, lambda: f"k and v must have as many rows, {shapes()}")
+    require(k.shape[3] == d, lambda: f"q and k must share the head size, {_shapes(q, k, v)}")
+    require(v.shape[2] == n_k, lambda: f"k and v must have as many rows, {_shapes(q, k, v)}")
     require(
         h % k.shape[1] == 0 and h % v.shape[1] == 0,
         lambda: (
-            "the number of query heads must be a multiple of the key and value heads, " + shapes()
+            "the number of query heads must be a multiple of the key and value heads, "
+            + _shapes(q, k, v)
         ),
     )
     require(
@@ -109,6 +106,10 @@ def as_call(
         n_q, n_k, q_start, as_mask(mask, b, h, n_q, n_k), causal, _window(window), q.device
     )
     return AttentionCall(q, k, v, terms.lag, terms.dense, values, sight, scale, dropout)
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
 
 
 def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:

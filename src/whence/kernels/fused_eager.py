@@ -53,6 +53,9 @@ class Wanted(NamedTuple):
     factor: bool
 
 
+NOTHING = Wanted(band=False, tails=False, query=False, factor=False)
+
+
 class LagAttention(torch.autograd.Function):
     """The eager path: fewer steps on the host than an operator takes, which counts at small n."""
 
@@ -69,10 +72,10 @@ class LagAttention(torch.autograd.Function):
             wanted = wanted._replace(band=some, tails=some)
         elif call.making.curve is not None:
             wanted = wanted._replace(band=any(rest[INPUTS - 3 :]))
-        found = replayed(_forward, tensors, call, wanted.tails, True)
+        found, tape = replayed(_forward, tensors, call, wanted, True)
         saved = tuple([x is not None for x in found])
         ctx.save_for_backward(*tensors, *[x for x in found if x is not None])
-        ctx.settings = (call, wanted, saved)
+        ctx.settings, ctx.tape = (call, wanted, saved), tape
         out = found[0]
         assert out is not None
         return out
@@ -81,17 +84,20 @@ class LagAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Tensors:
         """Gradients in the order of forward's arguments."""
-        return (None, *replayed(_backward, (d_out, *ctx.saved_tensors), *ctx.settings))
+        given = (d_out, *ctx.saved_tensors)
+        found, _ = replayed(_backward, given, *ctx.settings, after=ctx.tape)
+        return (None, *found)
 
 
 def without_gradients(call: Call, *tensors: Tensor) -> Tensor:
     """LagAttention's output alone."""
-    out, *_ = replayed(_forward, tensors, call, False, False)
+    found, _ = replayed(_forward, tensors, call, NOTHING, False)
+    out = found[0]
     assert out is not None
     return out
 
 
-def _forward(given: Tensors, call: Call, tails_too: bool, recorded: bool) -> Tensors:
+def _forward(given: Tensors, call: Call, wanted: Wanted, recorded: bool) -> Tensors:
     """What is kept, and the band, the extent and the tails that were made and are read again."""
     numbers, making, there = call
     q, k, v, query, factor, *rest = _spread(given, there)
@@ -121,7 +127,7 @@ def _forward(given: Tensors, call: Call, tails_too: bool, recorded: bool) -> Ten
         made = (None, extent, None)
     kept = attended(
         *(q, k, v, inputs, numbers),
-        tails_too=tails_too,
+        tails_too=wanted.tails,
         band=laid,
         product=product,
         curve=curve,

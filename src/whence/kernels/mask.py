@@ -125,9 +125,11 @@ def _check(name: str, shape: tuple[int, ...], sizes: tuple[tuple[int, ...], ...]
     fits = len(shape) == len(sizes) and all(
         n in allowed for n, allowed in zip(shape, sizes, strict=True)
     )
+    require(
+        fits,
+        lambda: f"mask {name} must have shape [{_form(sizes)}] for this call, got {shape}.",
+    )
 
-    def message() -> str:
-        form = ", ".join("|".join(map(str, allowed)) for allowed in sizes)
-        return f"mask {name} must have shape [{form}] for this call, got {shape}."
 
-    require(fits, message)
+def _form(sizes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join("|".join(map(str, allowed)) for allowed in sizes)
