@@ -6,7 +6,7 @@ from tables.stored import MISSING, Stored
 from whence.bench import CONTENDERS as BENCHED
 
 TISA = "tisa:kernels=5"
-RUNS = ("gpu/t5.json", "gpu/flex.json", "gpu/bars.json", "gpu/flex_before.json")  # newest first
+RUNS = ("gpu/bars.json", "gpu/flex.json")  # newest first
 SECTION = """
 ## Attention on a GPU
 
