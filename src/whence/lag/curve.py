@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from whence.lag.bias import LagBias
@@ -60,6 +61,11 @@ class CurveBias(LazyBias):
     def reach(self) -> int:
         """The largest |lag| in the band."""
         return self.longest
+
+    @property
+    def extent(self) -> Int[Tensor, " h"] | None:
+        """Of the bias as made."""
+        return self.made().extent
 
     @property
     def dtype(self) -> torch.dtype:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from whence.lag.bias import LagBias
@@ -60,11 +60,6 @@ class LazyBias(LagBias):
     def right(self) -> Line | None:
         """Of the bias as made."""
         return self.made().right
-
-    @property
-    def extent(self) -> Int[Tensor, " h"] | None:
-        """Of the bias as made."""
-        return self.made().extent
 
     @property
     def endless(self) -> bool:
