@@ -52,15 +52,16 @@ lint: $(INSTALLED)
 	  cat $(VENV)/.layers >&2; exit 1; }
 
 # Run-time shape checks break torch.compile(fullgraph=True), so compiled tests are a second call.
-# One thread a worker: two workers with all threads each would fight for the cores.
+# One thread a worker: two workers with all threads each would fight for the cores. A worker that
+# has nothing left takes tests from the other.
+TWO := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 test: lint $(MODEL)
 	@echo "pytest, with run-time shape checks"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not compiled and not triton" \
-	  --jaxtyping-packages=whence,beartype.beartype
+	@$(TWO) -m "not compiled and not triton" --jaxtyping-packages=whence,beartype.beartype
 	@echo "pytest, compiled"
-	@$(BIN)/pytest -n 2 -m compiled
+	@$(TWO) -m compiled
 	@echo "pytest, GPU kernels in Triton's interpreter"
-	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m triton
+	@TRITON_INTERPRET=1 $(TWO) -m triton
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix-only .

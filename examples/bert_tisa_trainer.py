@@ -29,8 +29,8 @@ if len(sys.argv) == 3:
     model = hf.AutoModelForSequenceClassification.from_pretrained(name)
 else:
     tokenizer, rate, data = None, 1e-3, made(2048)
-    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=16, **size))
+    size = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=16, hidden_size=64, **size))
 
 print(whence.hf.attach(model, "tisa:kernels=5", keep_positions=False))  # in place of the table
 options = hf.TrainingArguments("out", num_train_epochs=2, learning_rate=rate, report_to="none")

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+import processes
 import whence
 from whence import METHODS
 from whence.cli.errors import extra_of, with_extra
@@ -18,11 +18,6 @@ from whence.cli.root import app
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
-
-
-def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "whence", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def fails_with(result: Result, code: int, *phrases: str) -> None:
@@ -207,11 +202,11 @@ def test_every_extra_is_found_by_the_name_of_its_module() -> None:
     assert with_extra(ImportError("as it was", name="os.path")) == "as it was"
 
 
-def test_the_module_runs_like_the_command_and_errors_go_to_stderr() -> None:
-    done = run_process("methods", "--json")
+def test_the_module_runs_like_the_command_and_errors_go_to_stderr(tmp_path: Path) -> None:
+    done = processes.run("-m", "whence", "methods", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [entry["name"] for entry in json.loads(done.stdout)] == list(METHODS)
-    wrong = run_process("explain", "tsia")
+    wrong = processes.run("-m", "whence", "explain", "tsia", folder=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("whence: Unknown method 'tsia'. Did you mean 'tisa'?")
     assert wrong.stderr.count("\n") == 1

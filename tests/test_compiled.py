@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
+from whence.kernels.plain import _has_cudnn
 from whence.nn import MultiheadAttention, TransformerEncoder
 
 pytestmark = [
@@ -67,12 +68,13 @@ def test_masks_weights_and_extra_keys_compile_to_one_graph() -> None:
     assert_compiles(layer, lambda x: layer(x, x, x, padding, attn_mask=added), x, "aot_eager")
 
 
-def test_an_encoder_compiles_with_inductor() -> None:
-    stack = TransformerEncoder(
-        D, H, 2, 16, 0.0, dtype=torch.float64, position="tisa", causal=True, backend="reference"
-    )
+@pytest.mark.parametrize(("layers", "backend"), [(1, "inductor"), (2, "aot_eager")])
+def test_an_encoder_compiles(layers: int, backend: str) -> None:
+    """By inductor a single layer: each of its kernels is a call of the C++ compiler."""
+    options = {"dtype": torch.float64, "causal": True, "backend": "reference"}
+    stack = TransformerEncoder(D, H, layers, 16, 0.0, position="tisa", **options)
     x = torch.randn(N, B, D, dtype=torch.float64)
-    assert_compiles(stack, lambda x: stack(x), x, "inductor")
+    assert_compiles(stack, lambda x: stack(x), x, backend)
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,11 @@ def test_alibi_compiles_on_the_backend_that_auto_takes() -> None:
     layer = MultiheadAttention(D, H, position="alibi:learned=true", dtype=torch.float64)
     x = torch.randn(N, B, D, dtype=torch.float64)
     assert_compiles(layer, lambda x: layer(x, x, x, need_weights=False), x, "aot_eager")
+
+
+def test_whether_cudnn_is_there_is_marked_as_pytorch_marks_a_constant() -> None:
+    @torch.compiler.assume_constant_result
+    def marked() -> bool:
+        return True
+
+    assert vars(_has_cudnn) == vars(marked)

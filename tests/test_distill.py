@@ -3,8 +3,6 @@
 import copy
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 from transformers.utils import logging
 
 from hf_models import CONFIGS, hidden, tiny
+from processes import run
 from whence.analysis.fit import fitted as sum_of_gaussians
 from whence.distill import Distillation, distill, sequences
 from whence.distill.curves import logits_of, missing_curves
@@ -263,7 +262,7 @@ print(AutoTokenizer.from_pretrained(folder).model_max_length > 10**6)
 """
 
 
-def test_the_folder_loads_equal_in_a_fresh_process_and_takes_input_longer_than_the_table(done):
+def test_the_folder_loads_equal_in_another_process_and_takes_input_longer_than_the_table(done):
     out, result = done
     model = from_pretrained(out, attn_implementation="eager").eval()
     given = {"input_ids": torch.randint(4, 20, (1, 2000))}
@@ -272,9 +271,7 @@ def test_the_folder_loads_equal_in_a_fresh_process_and_takes_input_longer_than_t
     assert states.shape == (1, 2000, 32)
     assert bool(states.isfinite().all())
     save_file(given, out / "given.st")
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(out)], capture_output=True, text=True, timeout=120
-    )
+    done = run("-c", LOAD, str(out), folder=out.parent)
     assert done.returncode == 0, done.stderr
     assert_close(load_file(out / "again.st")["out"], states, rtol=0, atol=0)
     assert done.stdout.strip() == "True"
@@ -387,9 +384,8 @@ def test_force_replaces_what_distill_wrote_and_nothing_else(bert, tmp_path):
     assert (mine / "thesis.txt").exists()
 
 
-def test_a_failed_write_leaves_the_earlier_folder(bert, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    distill(bert, out, ONE, text=TEXT)
+def test_a_failed_write_leaves_the_earlier_folder(bert, done, tmp_path, monkeypatch):
+    out = shutil.copytree(done[0], tmp_path / "out")
     before = (out / "distill.json").read_text()
 
     def full(*_: object) -> None:
@@ -402,9 +398,8 @@ def test_a_failed_write_leaves_the_earlier_folder(bert, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_failed_move_puts_the_earlier_folder_back(bert, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    distill(bert, out, ONE, text=TEXT)
+def test_a_failed_move_puts_the_earlier_folder_back(bert, done, tmp_path, monkeypatch):
+    out = shutil.copytree(done[0], tmp_path / "out")
     before = (out / "distill.json").read_text()
     rename = Path.rename
 

@@ -171,7 +171,7 @@ def test_minilm_with_fitted_kernels_beats_the_deleted_table_and_reads_beyond_it(
         "\n".join(row["sentence1"] for row in rows),
         source="train",
         length=64,
-        most=32,
+        most=12,
         seed=0,
     )
     student = fitted(original, text, Plan(to="tisa:kernels=1")).handle.model
@@ -180,7 +180,7 @@ def test_minilm_with_fitted_kernels_beats_the_deleted_table_and_reads_beyond_it(
     scores = [spearman(model, original.tokenizer, pairs) for model in models]
     assert scores[0] - scores[1] < scores[0] - scores[2]
     # Ranks of so few pairs are noisy; the embeddings themselves are not.
-    wanted, *others = (embedded(model, original.tokenizer, pairs.first) for model in models)
+    wanted, *others = (embedded(model, original.tokenizer, pairs.first[::4]) for model in models)
     near, far = (float((wanted * other).sum(dim=1).mean()) for other in others)
     assert near > 0.9
     assert far < 0.8

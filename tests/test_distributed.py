@@ -1,7 +1,6 @@
 """What a training loop wraps around a layer: DDP, FSDP, activation checkpointing, torch.export."""
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+from processes import CONTEXT, free_port
 from whence import LagBias, LagValues, Line, attend
 from whence.nn import MultiheadAttention, TransformerEncoder
 
@@ -50,12 +50,12 @@ def fsdp(module: nn.Module) -> nn.Module:
     return fully_shard(module, mesh=mesh)
 
 
-def train(rank: int, port: int, positions: list[str], folder: str) -> None:
+def train(rank: int, port: str, positions: list[str], folder: str) -> None:
     """One of two processes: half of the batch, a mean over it, the gradients of all into a file."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
         found = {}
@@ -79,11 +79,9 @@ def train(rank: int, port: int, positions: list[str], folder: str) -> None:
 def test_two_processes_give_the_gradients_of_one_with_the_whole_batch(tmp_path: Path) -> None:
     if not torch.distributed.is_available():
         pytest.skip("this build of torch has no torch.distributed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     positions = ["tisa", "shaw:clip=3"]
-    torch.multiprocessing.spawn(train, (port, positions, str(tmp_path)), nprocs=2)
+    given, method = (free_port(), positions, str(tmp_path)), CONTEXT.get_start_method()
+    torch.multiprocessing.start_processes(train, given, nprocs=2, start_method=method)
     found = load_file(tmp_path / "gradients.safetensors")
     for position in positions:
         alone = model(position)

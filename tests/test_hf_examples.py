@@ -1,25 +1,16 @@
 """The examples run as they stand, without a network, and learn something."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 from whence.hf import attached, from_pretrained
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def run(script: str, folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=folder,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
+    done = processes.run(str(EXAMPLES / script), *arguments, folder=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

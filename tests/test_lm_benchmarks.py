@@ -17,10 +17,12 @@ import lm_cost
 import lm_gpu
 import lm_results
 import lm_trials
+import lm_workers
 from lm_settings import text_file
 from lm_work import work
 from lm_workers import share_out
 from make_tables import TABLES
+from processes import CONTEXT
 from tables.stored import Stored
 from whence.analysis.language import Language
 
@@ -80,9 +82,11 @@ def state(folder: Path) -> Path:
     given += ["--pack", str(packed), "--unpack", str(packed), "--commit", "abc"]
     first = [*given, "--out", str(folder / "first")]
     both = ["--methods", "nope;learned"]
-    assert lm_gpu.main([*first, "--methods", "nope", "--seconds", "100"]) == 0
-    assert lm_gpu.main([*first, *both, "--seconds", "0"]) == lm_gpu.UNFINISHED
-    assert lm_gpu.main([*given, *both, "--out", str(folder / "second")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm_workers.multiprocessing, "get_context", lambda how: CONTEXT)
+        assert lm_gpu.main([*first, "--methods", "nope", "--seconds", "100"]) == 0
+        assert lm_gpu.main([*first, *both, "--seconds", "0"]) == lm_gpu.UNFINISHED
+        assert lm_gpu.main([*given, *both, "--out", str(folder / "second")]) == 0
     return packed
 
 
@@ -109,6 +113,7 @@ def measured(folder: Path) -> str:
     out = folder / "cost.json"
     sizes = ["--layers", "1", "--heads", "2", "--width", "32", "--lengths", "16", "--tokens", "32"]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm_cost.gc, "unfreeze", lambda: None)  # what conftest.py froze
         patch.setattr(lm_contender, "VOCABULARY", 64)
         patch.setattr(lm_clock, "ENOUGH", 3)
         patch.setattr(lm_cost, "EACH", 0.0)

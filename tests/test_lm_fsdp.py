@@ -1,25 +1,17 @@
 """`whence lm --fsdp`: weights cut up over processes give the loss curve of one, also after a kill."""
 
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from lm_settings import flags, text_file, tiny
-from test_lm_killed import ALONE, TESTS
+from processes import free_port, run_two
+from test_lm_killed import TESTS
 from whence.analysis.language import Language
 from whence.experiments import run_lm
 from whence.experiments.training import check_fsdp
-
-
-def free_port() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return str(taken.getsockname()[1])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes would take one GPU")
@@ -30,33 +22,12 @@ def test_two_processes_under_fsdp_have_the_loss_curve_of_one_though_they_were_ki
         pytest.skip("needs torch.distributed with gloo")
     config = tiny(text_file(tmp_path), ("tisa+learned",))
     one = run_lm(config, tmp_path / "one").jobs[0]
-    ports = ",".join((free_port(), free_port()))
-    command = [sys.executable, "-W", "ignore", str(TESTS / "lm_fsdp.py"), ports, "lm"]
+    command = [str(TESTS / "lm_fsdp.py"), ",".join((free_port(), free_port())), "lm"]
     command += [*flags(config), "--fsdp", "--keep-models", "--out", str(tmp_path / "two")]
-    processes = [
-        subprocess.Popen(
-            command,
-            env={
-                **ALONE,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=150) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (said, errors) in zip(processes, ends, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-        assert "killed at step 6, went on from 4, sharded" in said
+    ends = run_two(*command, folder=tmp_path, MASTER_ADDR="127.0.0.1")
+    for end in ends:
+        assert end.returncode == 0, end.stderr[-3000:]
+        assert "killed at step 6, went on from 4, sharded" in end.stdout
     two = Language.load(tmp_path / "two" / "lm.json").jobs[0]
     near = {"rtol": 0.0, "atol": 1e-4}
     torch.testing.assert_close(two.train_loss.tolist(), one.train_loss.tolist(), **near)

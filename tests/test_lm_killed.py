@@ -1,9 +1,6 @@
 """`whence lm` killed, on two processes, on Ray: the numbers are those of one undisturbed run."""
 
 import os
-import socket
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +9,12 @@ import pytest
 import torch
 
 from lm_settings import assert_same_numbers, flags, text_file, tiny
+from processes import free_port, run, run_two
 from whence.analysis.language import Job, Language
 from whence.experiments import run_lm
 from whence.experiments.training import OutOfTimeError
 
 TESTS = Path(__file__).resolve().parent
-ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +31,7 @@ def same(ours: Language, theirs: Language) -> None:
 def test_a_run_killed_five_times_ends_with_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
     text_file(tmp_path)
     seed = time.time_ns() % 10_000
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(TESTS / "lm_killed.py"), str(tmp_path), str(seed)],
-        env=ALONE,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = run(str(TESTS / "lm_killed.py"), str(tmp_path), str(seed), folder=tmp_path)
     assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
     assert "killed 5 times" in done.stdout
     whole, killed = (Language.load(tmp_path / name / "lm.json") for name in ("whole", "killed"))
@@ -107,36 +98,13 @@ def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
         pytest.skip("needs torch.distributed with gloo")
     config = tiny(text_file(tmp_path), ("tisa+learned",))
     one = run_lm(config, tmp_path / "one").jobs[0]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "whence", "lm", *flags(config)]
-    processes = [
-        subprocess.Popen(
-            [*command, "--out", str(tmp_path / "two")],
-            env={
-                **ALONE,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=150) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, ends, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    assert "page.html" in ends[0][0]
-    assert ends[1][0] == ""  # the first one alone speaks
+    command = ("-m", "whence", "lm", *flags(config), "--out", str(tmp_path / "two"))
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ends = run_two(*command, folder=tmp_path, **meeting)
+    for end in ends:
+        assert end.returncode == 0, end.stderr[-3000:]
+    assert "page.html" in ends[0].stdout
+    assert ends[1].stdout == ""  # the first one alone speaks
     two = Language.load(tmp_path / "two" / "lm.json").jobs[0]
     near = {"rtol": 0.0, "atol": 1e-4}
     torch.testing.assert_close(

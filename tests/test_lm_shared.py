@@ -1,7 +1,5 @@
 """`whence lm` by several processes in one folder: no harm to each other, and no speed shown."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,8 @@ import pytest
 from filelock import FileLock
 
 from lm_settings import assert_same_numbers, text_file, tiny
-from test_lm_killed import ALONE, TESTS, same
+from processes import run
+from test_lm_killed import TESTS, same
 from test_lm_report import job, results
 from whence.analysis.language import Language, ranked
 from whence.experiments import run_lm, run_one
@@ -24,13 +23,7 @@ def test_processes_that_share_a_folder_run_each_job_once_with_the_numbers_of_one
     tmp_path: Path,
 ) -> None:
     text_file(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(TESTS / "lm_sharing.py"), str(tmp_path)],
-        env=ALONE,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    done = run(str(TESTS / "lm_sharing.py"), str(tmp_path), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(done.stdout.split()) == ["rope", "tisa", "tokenizer"]  # each done by one of three
     alone, shared = (Language.load(tmp_path / name / "lm.json") for name in ("alone", "shared"))

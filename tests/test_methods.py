@@ -165,6 +165,7 @@ def test_a_shift_of_all_positions_changes_nothing_where_the_paper_says_so(name: 
     method = small(name)
     layer, x = Layer(method), inputs(9)
     shift = LENGTH - 9 if method.fixed_length else 1001  # beyond FIRE's threshold
+    shift = 101 if name == "floater" else shift  # it is solved from 0 on, step by step
     here = layer(x, 9)
     there = layer(x, 9, start=shift)
     if name in MOVES_WITH_THE_ORIGIN:

@@ -1,14 +1,12 @@
 """Native models on two processes: data-parallel, sharded, and cut by heads, equal one process."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from models import VOCAB, causal, seq2seq
+from processes import run_two
 from whence.models import WhenceForCausalLM
 
 pytestmark = pytest.mark.skipif(
@@ -18,33 +16,13 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = Path(__file__).with_name("models_parallel.py")
 
 
-def run(cases: list[str], folder: Path) -> list[str]:
+def equal(cases: list[str], folder: Path) -> list[str]:
     """Both processes of a run; each meets the other over a file, so that no port is taken."""
     meeting = f"file://{folder / 'meeting'}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), meeting, *cases],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, ends, strict=True):
-        assert process.returncode == 0, errors[-4000:]
-    return ends[0][0].splitlines()
+    ends = run_two(str(SCRIPT), meeting, *cases, folder=folder)
+    for end in ends:
+        assert end.returncode == 0, end.stderr[-4000:]
+    return ends[0].stdout.splitlines()
 
 
 def test_data_parallel_and_sharded_training_equal_one_process(tmp_path: Path) -> None:
@@ -56,7 +34,7 @@ def test_data_parallel_and_sharded_training_equal_one_process(tmp_path: Path) ->
         "fsdp2+checkpointing;shaw+learned",
         "fsdp2;floater",
     ]
-    found = run([f"{case};" for case in cases], tmp_path)
+    found = equal([f"{case};" for case in cases], tmp_path)
     assert len(found) == len(cases)
 
 
@@ -68,7 +46,7 @@ def test_models_cut_by_heads_equal_one_process(tmp_path: Path) -> None:
     seq2seq("tisa+t5", vocab_size=VOCAB + 1).save_pretrained(tmp_path / "both")
     cases = [f"tp;{name};{tmp_path / name}" for name in names]
     cases.append(f"tp-seq2seq;tisa+t5;{tmp_path / 'both'}")
-    assert len(run(cases, tmp_path)) == len(cases)
+    assert len(equal(cases, tmp_path)) == len(cases)
 
 
 def test_the_plan_names_every_matrix_that_is_cut() -> None:

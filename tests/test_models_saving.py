@@ -1,8 +1,6 @@
 """Native models saved and loaded like any other, and the values that they begin with."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from models import SIZES, VOCAB, shaken
+from processes import run
 from whence.methods import METHODS
 from whence.models import (
     WhenceConfig,
@@ -57,7 +56,7 @@ for name in names:
 """
 
 
-def test_every_head_comes_back_through_the_auto_classes_in_a_fresh_process(tmp_path: Path) -> None:
+def test_every_head_comes_back_through_the_auto_classes_in_another_process(tmp_path: Path) -> None:
     ids = torch.randint(2, VOCAB, (2, 9))
     for name, (cls, config, options) in CLASSES.items():
         model = shaken(cls(config(**SIZES, **options)), by=0.1)
@@ -69,8 +68,7 @@ def test_every_head_comes_back_through_the_auto_classes_in_a_fresh_process(tmp_p
         torch.save(inputs, folder / "inputs.pt")
         torch.save(model(**inputs)[0].detach(), folder / "wanted.pt")
         assert not list(folder.glob("*.bin"))
-    command = [sys.executable, "-W", "ignore", "-c", LOAD, str(tmp_path), json.dumps([*CLASSES])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run("-c", LOAD, str(tmp_path), json.dumps([*CLASSES]), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [cls.__name__ for cls, _, _ in CLASSES.values()]
 

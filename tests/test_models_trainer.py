@@ -1,8 +1,5 @@
 """Native models under `transformers.Trainer`, and the example."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from transformers import (
 )
 
 from models import SIZES, VOCAB
+from processes import run
 from whence.models import (
     WhenceConfig,
     WhenceForCausalLM,
@@ -132,13 +130,6 @@ def test_freezing_all_but_position_trains_position_alone(tmp_path: Path) -> None
 def test_the_example_runs(tmp_path: Path) -> None:
     script = ROOT / "examples" / "causal_lm_tisa_rope.py"
     assert len(script.read_text(encoding="utf-8").splitlines()) < 40
-    done = subprocess.run(
-        [sys.executable, "-W", "error::FutureWarning", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run(str(script), folder=tmp_path, refused=FutureWarning)
     assert done.returncode == 0, done.stderr
     assert "Attention counts the lag from the query; the key is where" in done.stdout

@@ -14,6 +14,7 @@ import torch
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import processes
 from tables.gpu import gpu, gpu_short
 from tables.methods import spec_with_defaults
 from tables.stored import Stored
@@ -35,12 +36,6 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return FENCE.findall(page.read_text(encoding="utf-8"))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
-
-
 def lines(text: str) -> list[str]:
     """Without what a terminal adds: blanks at the ends of lines, and empty lines."""
     return [line.rstrip() for line in text.splitlines() if line.strip()]
@@ -48,7 +43,8 @@ def lines(text: str) -> list[str]:
 
 def test_the_first_example_runs_as_it_stands_and_prints_what_it_says() -> None:
     example = next(text for language, text in blocks(ROOT / "README.md") if language == "python")
-    done = run("-c", example)
+    command = [sys.executable, "-c", example]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     said = re.search(r"# (torch\.Size.*)", example)
     assert said is not None
@@ -144,7 +140,7 @@ def test_the_spec_that_the_docs_print_builds_the_method_with_its_defaults(name: 
 
 
 def test_the_tables_are_up_to_date() -> None:
-    done = run("docs/make_tables.py", "--check")
+    done = processes.run("docs/make_tables.py", "--check", folder=ROOT)
     assert done.returncode == 0, done.stderr
 
 

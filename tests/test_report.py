@@ -40,6 +40,7 @@ from whence.report import (
 )
 from whence.report.folder import file_name
 from whence.report.ink import SERIES, inner_limits, labels
+from whence.report.saved import save_bytes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -330,6 +331,13 @@ def test_fits_are_drawn_over_the_curves_that_they_were_fitted_to() -> None:
         assert sum("fit, S = 2" in part for part in names) == 2
 
 
+@pytest.fixture
+def _no_ink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of which figures are there and which are not."""
+    monkeypatch.setattr("whence.report.folder.save_figure", lambda _, path: save_bytes(b"", path))
+
+
+@pytest.mark.usefixtures("_no_ink")
 def test_a_folder_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     models = tuple(inspection(f"run/checkpoint-{step}", n_heads=1, n=16) for step in (10, 9))
     comparison = compare(models)
@@ -350,6 +358,7 @@ def test_a_folder_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.usefixtures("_no_ink")
 def test_figures_of_results_that_are_no_longer_there_go(tmp_path: Path) -> None:
     first, other = inspection("a", n_heads=1, n=16, layers=(0, 1)), without_table("b")
     write_folder(tmp_path, Results((first, other)), formats=("png", "svg"), keep=(first, other))

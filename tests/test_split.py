@@ -28,8 +28,8 @@ CASES = {
     "tails a row": {"reach": 5, "tails": 45, "rows": 45},
     "values": {"reach": 9, "values": 9},
     "values beyond the band": {"reach": 3, "values": 12, "tails": 1},
-    "shaw": {"reach": 6, "values": 6, "tails": 45, "rows": 45},
-    "a band for each head of each batch": {"reach": 4, "tails": 1, "batches": 2},
+    "shaw": {"reach": 6, "values": 6, "tails": 45, "rows": 45, "b": 2},
+    "a band for each head of each batch": {"reach": 4, "tails": 1, "batches": 2, "b": 2},
     "no reach at all": {"reach": 0, "tails": 1},
 }
 
@@ -39,7 +39,7 @@ CASES = {
 def test_output_and_every_gradient_equal_the_definition(case: str, causal: bool) -> None:
     torch.manual_seed(0)
     config = CASES[case]
-    b, h, n, d = 2, 2, 45, 16
+    b, h, n, d = config.get("b", 1), 2, 45, 16
     q, k, v = (leaf(b, n, h, d).transpose(1, 2) for _ in range(3))
     if case == "shaw":  # both layouts in memory
         q, k, v = (leaf(b, h, n, d) for _ in range(3))

@@ -229,7 +229,7 @@ def test_a_set_is_checked_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) ->
     from whence.bench import exactness
 
     monkeypatch.setattr(timing, "timed", lambda step, *_, **__: step() and {"median": 1.0})
-    timer = tune.on_this_gpu(16, "float32", 40, 40, 2, device="cpu")
+    timer = tune.on_this_gpu(16, "float32", 24, 24, 1, device="cpu")
     small = TileSet(Tiles(16, 16, 1, 1), Tiles(16, 32, 1, 1), Tiles(32, 16, 1, 1), 16)
     assert timer(small, "both") == timer(small, "forward") == 1.0
     monkeypatch.setattr(exactness, "ALLOWED", 0.0)

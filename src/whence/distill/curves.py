@@ -8,6 +8,7 @@ Special tokens stand at fixed places, not lags, and are left out.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,16 +48,17 @@ def missing_curves(
 def logits_of(stack: torch.nn.Module, ids: Tensor, *, layer: int) -> Float[torch.Tensor, "h n n"]:
     """The input of a layer's softmax for one sequence, in float64; layers beyond are not run."""
     found: list[Tensor] = []
-
-    def see(index: int, logits: Tensor) -> None:
-        if index == layer:
-            found.append(logits.double().cpu())
-
+    see = partial(_keep, found, layer)
     row: Any = ids[None].to(next(stack.parameters()).device)
     with torch.inference_mode(), Softmaxes(len(ids), see, layer), suppress(Enough):
         stack(input_ids=row, attention_mask=torch.ones_like(row))
     require(len(found) == 1, f"the model has no softmax of self-attention in layer {layer}.")
     return found[0].clone()
+
+
+def _keep(found: list[Tensor], layer: int, index: int, logits: Tensor) -> None:
+    if index == layer:
+        found.append(logits.double().cpu())
 
 
 class _Sums:

@@ -85,7 +85,6 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
     return FLASH if d <= 256 else None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_cudnn(index: int | None) -> bool:
     """Whether cuDNN's attention is there; a compiler cannot look into PyTorch's settings itself.
 
@@ -94,3 +93,8 @@ def _has_cudnn(index: int | None) -> bool:
     newer = not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= (9, 0)
     allowed: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     return newer and allowed
+
+
+# What torch.compiler.assume_constant_result sets. To call that would import the compiler, which
+# takes longer than to import all of torch.
+_has_cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
