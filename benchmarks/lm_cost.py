@@ -56,11 +56,30 @@ from lm_contender import (
     random_ids,
     taken_apart,
 )
-from lm_gpu import METHODS
 from whence.bench.machine import machine
 from whence.bench.saved import save
 from whence.bench.session import first_line
 
+METHODS = (
+    "nope",
+    "tisa:kernels=5",
+    "rope",
+    "transformer_xl",
+    "content_band",
+    "alibi",
+    "t5",
+    "shaw:clip=16",
+    "learned",
+    "sinusoidal",
+    "tupe",
+    "kerple",
+    "tisa2",
+    "tisa:kernels=5+rope",
+    "xpos",
+    "sandwich",
+    "forget",
+    "fire",
+)
 TOKENS = "32768,131072"
 BARS = {TISA: 0.03, SHAW: 0.07}  # the most of the tokens a second
 EAGER_SHARE, COMPILED_SHARE = 0.12, 0.03  # of all seconds, for the turns themselves

@@ -78,7 +78,7 @@ def main() -> None:
         d_model=96,
         steps=options.steps,
         batch=16,
-        learning_rate=2e-3,
+        learning_rates=(2e-3,),
         warmup=options.steps // 10,
         device="cpu",
     )

@@ -1,192 +1,162 @@
-"""The comparison of methods on WikiText-2 on one GPU, in as many commands as it takes.
+"""Comparisons of methods on one GPU: a plan of experiments, in as many commands as it takes.
 
-    python benchmarks/lm_gpu.py --data wikitext-2.train.txt --valid wikitext-2.valid.txt \\
-        --out out/lm_gpu --at-once 6 --seconds 500 [--unpack state.tar.gz] [--pack state.tar.gz]
+    python benchmarks/lm_gpu.py --plan benchmarks/lm_plan.toml --out out/lm_gpu --at-once 8 \\
+        --seconds 500 [--unpack state.tar.gz] [--pack state.tar.gz] [--commit TEXT]
 
-A 12-layer model of 27.5 million parameters at n = 512, bfloat16, the same budget for each method,
-three seeds: all methods with the first seed, then with the second, then the third, so that what the
-time did not suffice for is a seed and not a method; the two whose bias is dense come after all
-others. `--at-once` jobs run side by side, each in a process of its own (lm_workers.py): such a
-small model leaves a GPU waiting for the host. Their speeds are not those of the methods, which
-lm_cost.py measures.
+All experiments share one queue of `--at-once` processes (lm_workers.py), so that the GPU has work
+until the last of them: a small model leaves a GPU waiting for the host. First come all methods at
+all learning rates with seed 0, in the order of the plan. When a method has tried all its rates, its
+other seeds follow at the best of them. Speeds of jobs side by side are not those of the methods,
+which lm_cost.py measures.
 
 The same command goes on where the last one ended: in the middle of a run on the same machine; on a
 fresh one, with the packed state of the last, after the last finished run. It exits with 3 until all
-is done. lm_results.py makes tables, figures and pages of it.
+is done. Each experiment has a folder with lm.json, of which lm_results.py makes tables and figures.
 """
 
 import argparse
-import dataclasses
-import io
 import sys
-import tarfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lm_workers import FAILURE, lm_work, share_out
+from lm_plan import Plan, PlannedJob, import_plugins, read_plan
+from lm_state import pack, unpack
+from lm_workers import lm_work, share_out
 from whence.analysis.language import Job, Language, ranked
+from whence.analysis.pieces import sample
 from whence.bench.machine import machine
-from whence.experiments import LMConfig
+from whence.checks import require
+from whence.experiments import LMConfig, save_corpus
 from whence.experiments.config import fingerprint
-from whence.experiments.folder import EXPERIMENT, TOKENIZER, job_folder, prepared
-from whence.experiments.job import RESULT, finished
+from whence.experiments.folder import prepared
+from whence.experiments.job import RESULT
+from whence.experiments.results import RESULTS, Run, gathered, later_runs, n_runs, run_folder
 from whence.experiments.source import Source
-from whence.experiments.sweep import RESULTS
+from whence.experiments.tokens import encoded, read_texts, tokenizer_for
 
-METHODS = (  # the best known first, then slow ones, so that none is left alone at the end
-    "nope",
-    "tisa:kernels=5",
-    "rope",
-    "transformer_xl",
-    "content_band",
-    "alibi",
-    "t5",
-    "shaw:clip=16",
-    "learned",
-    "sinusoidal",
-    "tupe",
-    "kerple",
-    "tisa2",
-    "tisa:kernels=5+rope",
-    "xpos",
-    "sandwich",
-    "forget",
-    "fire",
-)
-DENSE = ("forget", "fire")  # n x n numbers a head: several times as slow as the others
 UNFINISHED = 3
-KEPT = (EXPERIMENT, TOKENIZER, RESULTS, f"jobs/*/{RESULT}", f"jobs/*/{FAILURE}", "logs/*.txt")
 
 
-def setting(options: argparse.Namespace) -> LMConfig:
+def rehearsal(plan: Plan, folder: Path) -> Plan:
+    """The first two experiments and methods of a plan, so small that any machine runs them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder / "text.txt"
+    text.write_text(sample()[:30_000], encoding="utf-8")
+    texts = read_texts(str(text), None)
+    stored = tokenizer_for(texts, cache=folder / "tokenizer.json", given=None, vocab_size=300)
+    corpus = save_corpus(encoded(texts, stored), stored.tokenizer, folder / "corpus.safetensors")
     gpu = torch.cuda.is_available()
-    log_every = max(min(options.steps // 4, 20), 1)
-    methods = METHODS[:2] if options.tiny else METHODS
-    return LMConfig(
-        methods=tuple(options.methods.split(";")) if options.methods else methods,
-        data=str(options.data),
-        valid=str(options.valid),
-        tokenizer=None if options.tokenizer is None else str(options.tokenizer),
-        seeds=options.seeds,
-        train_length=512,
-        eval_lengths=tuple(int(n) for n in options.lengths.split(",")),
-        eval_tokens=options.eval_tokens,
-        vocab_size=16_384,
-        n_layers=12,
-        n_heads=6,
-        d_model=384,
-        dropout=options.dropout,
-        steps=options.steps,
-        batch=options.batch,
-        learning_rate=options.learning_rate,
-        position_rate=options.position_rate,
-        warmup=max(options.steps // 10, 1),
-        log_every=log_every,
-        save_every=log_every * max(options.steps // log_every, 1),  # at the end, and when late
-        bf16=gpu,
-        device="cuda" if gpu else "cpu",
-    )
-
-
-def tiny(config: LMConfig) -> LMConfig:
-    """A rehearsal of the whole script, on any machine."""
-    return dataclasses.replace(
-        config,
-        train_length=32,
-        eval_lengths=(32, 64),
-        eval_tokens=256,
-        vocab_size=300,
-        n_layers=1,
-        n_heads=2,
-        d_model=32,
-        steps=8,
-        batch=4,
-        warmup=2,
-        log_every=2,
-        save_every=4,
-    )
-
-
-def unpack(path: Path, out: Path) -> None:
-    """Finished runs of an earlier machine; what is here already stays."""
-    with tarfile.open(path) as archive:
-        for member in archive.getmembers():
-            if not (out / member.name).exists():
-                archive.extract(member, out, filter="data")
-
-
-def pack(out: Path, path: Path) -> None:
-    """What is finished, as one file; checkpoints are too large to travel.
-
-    So are the pictures of all seeds: of a job that is not of the first one its numbers are kept.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with tarfile.open(temporary, "w:gz") as archive:
-        for pattern in KEPT:
-            for found in sorted(out.glob(pattern)):
-                content = found.read_bytes()
-                if found.name == RESULT:
-                    job = Job.from_json(content.decode())
-                    content = content if job.seed == 0 else job.lighter().to_json().encode()
-                entry = tarfile.TarInfo(str(found.relative_to(out)))
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
-    temporary.replace(path)
-    print(f"packed {path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
+    small = {
+        name: replace(
+            config,
+            methods=config.methods[:2],
+            data=str(corpus),
+            valid=None,
+            tokenizer=None,
+            task="text",
+            vocab_size=None,
+            seeds=2,
+            learning_rates=(1e-3, 3e-3),
+            tuning_tokens=128,
+            train_length=32,
+            eval_lengths=(32, 64),
+            eval_tokens=256,
+            n_layers=1,
+            n_heads=2,
+            d_model=32,
+            steps=8,
+            batch=4,
+            accumulate=1,
+            warmup=2,
+            log_every=2,
+            save_every=10,
+            bf16=gpu,
+            device="cuda" if gpu else "cpu",
+        )
+        for name, config in list(plan.experiments.items())[:2]
+    }
+    return Plan(plan.plugins, small)
 
 
 def run(
-    config: LMConfig,
-    source: Source,
+    plan: Plan,
+    sources: dict[str, Source],
     out: Path,
-    facts: dict[str, object],
     *,
+    plugin_folder: Path,
     at_once: int,
     seconds: float,
     grace: float,
+    start: float,
+    say: Callable[[str], None],
 ) -> bool:
-    """All jobs, seed after seed, until all is done (True) or the time is spent."""
-    start = time.monotonic()
-    jobs = [(method, seed) for seed in range(config.seeds) for method in config.methods]
-    jobs.sort(key=lambda job: job[0] in DENSE)
-    left = [job for job in jobs if not (job_folder(out, *job) / RESULT).is_file()]
+    """All jobs of all experiments, until all is done (True) or the time is spent."""
+    configs = plan.experiments
+    names = {name: fingerprint(configs[name].fixed(), sources[name].sha256) for name in configs}
+    order = [
+        PlannedJob(name, method, 0, rate)
+        for name, config in configs.items()
+        for method in config.methods
+        for rate in config.learning_rates
+    ]
+    first = len(order)
+    order += [  # at any rate, as it is not known yet which
+        PlannedJob(name, method, seed, 0.0)
+        for name, config in configs.items()
+        for seed in range(1, config.seeds)
+        for method in config.methods
+    ]
+    places = {job: place for place, job in enumerate(order)}
 
-    def say(what: str) -> None:
-        print(f"{time.monotonic() - start:4.0f} s  {what}", flush=True)
+    def place(job: PlannedJob) -> int:
+        return places[job if job.seed == 0 else job._replace(learning_rate=0.0)]
 
-    say(f"{len(jobs) - len(left)} of {len(jobs)} jobs are done; {at_once} at once")
+    def is_left(job: PlannedJob) -> bool:
+        folder = run_folder(configs[job.experiment], out / job.experiment, Run(*job[1:]))
+        return not (folder / RESULT).is_file()
+
+    def follow(job: PlannedJob) -> list[PlannedJob]:
+        name, method = job.experiment, job.method
+        config, seeds = configs[name], range(1, configs[name].seeds)
+        runs = later_runs(config, method, out / name, name=names[name], seeds=seeds)
+        return [one for one in (PlannedJob(name, *run) for run in runs) if is_left(one)]
+
+    known = [job for job in order[:first] if is_left(job)]
+    known += [
+        job
+        for name, config in configs.items()
+        for m in config.methods
+        for job in follow(PlannedJob(name, m, 0, 0.0))
+    ]
+    total = sum(n_runs(config) for config in configs.values())
+    say(f"{total} jobs in {len(configs)} experiments, {len(known)} can begin; {at_once} at once")
     given = {
-        "config": config.to_json(),
+        "configs": {name: config.to_json() for name, config in configs.items()},
+        "plugins": plan.plugins,
+        "plugin_folder": str(plugin_folder),
         "out": str(out),
         "deadline": start + seconds,
         "at_once": at_once,
     }
-    end = start + seconds + grace
-    why = share_out(left, lm_work, given, at_once=at_once, end=end, say=say)
-    gathered(config, source, out, facts).save(out / RESULTS)
-    for (method, seed), reason in why.items():
-        say(f"not done: {method}, seed {seed}: {reason}")
+    why = share_out(
+        known,
+        lm_work,
+        given,
+        place=place,
+        follow=follow,
+        at_once=at_once,
+        until=start + seconds,
+        end=start + seconds + grace,
+        say=say,
+    )
+    for job, reason in why.items():
+        say(f"not done: {job}: {reason}")
     return not why
-
-
-def gathered(config: LMConfig, source: Source, out: Path, facts: dict[str, object]) -> Language:
-    """All that is finished, method by method; pictures of the first seed of each alone."""
-    name = fingerprint(config.fixed(), source.sha256)
-    found: list[Job] = []
-    for method in config.methods:
-        pictures = True
-        for seed in range(config.seeds):
-            path = job_folder(out, method, seed) / RESULT
-            if path.is_file():
-                job = finished(path, name, method, seed)
-                found.append(job if pictures and not job.stopped else job.lighter())
-                pictures = pictures and bool(job.stopped)
-    data = {key: str(value) for key, value in source.facts().items()}
-    return Language(config.plain(), data, with_commits(found, out / RESULTS, facts), tuple(found))
 
 
 def with_commits(jobs: list[Job], path: Path, facts: dict[str, object]) -> dict[str, Any]:
@@ -209,33 +179,40 @@ def with_commits(jobs: list[Job], path: Path, facts: dict[str, object]) -> dict[
     return {**facts, "commits": commits} if len(commits) > 1 else dict(facts)
 
 
-def show(results: Language) -> None:
+def save_results(
+    config: LMConfig, source: Source, folder: Path, facts: dict[str, object]
+) -> Language:
+    """All that is finished of an experiment, as its lm.json."""
+    found = gathered(config, source, folder, {})
+    where = with_commits(list(found.jobs), folder / RESULTS, facts)
+    found = replace(found, machine=where)
+    found.save(folder / RESULTS)
+    return found
+
+
+def show(name: str, results: Language) -> None:
     """Losses at each length in plain text: a machine with a GPU need not have what pages need."""
-    print("method", *results.lengths, "seeds", sep="\t")
+    print(f"\n{name}")
+    print("method", "rate", *results.lengths, "seeds", sep="\t")
     for row in ranked(results):
         cells = ["-" if x is None else f"{x.mean:.3f}" for x in row.scratch]
         seeds = sum(job.method == row.method for job in results.jobs)
-        print(row.method, *cells, seeds, sep="\t")
+        print(row.method, f"{row.learning_rate:g}", *cells, seeds, sep="\t")
         for text in row.stopped:
             print(f"  {text}")
+    for method in results.config["methods"]:
+        losses = [x for x in results.tuning if x.method == method]
+        if losses and method not in results.methods:
+            n = len(results.config["learning_rates"])
+            print(f"{method}\t{len(losses)} of {n} rates tried")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--valid", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of an earlier run")
+    parser.add_argument("--plan", type=Path, default=Path(__file__).with_name("lm_plan.toml"))
+    parser.add_argument("--only", help="experiments of the plan, separated by commas")
     parser.add_argument("--out", type=Path, default=Path("out/lm_gpu"))
-    parser.add_argument("--methods", help="separated by ';'")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--position-rate", type=float, default=10.0)
-    parser.add_argument("--lengths", default="512,1024,2048,4096,8192")
-    parser.add_argument("--eval-tokens", type=int, default=131_072)
-    parser.add_argument("--at-once", type=int, default=1, help="jobs side by side")
+    parser.add_argument("--at-once", type=int, default=8, help="jobs side by side")
     parser.add_argument("--seconds", type=float, default=500.0, help="then jobs end in order")
     parser.add_argument("--grace", type=float, default=45.0, help="after which they are ended")
     parser.add_argument("--pack", type=Path, help="write the finished runs to this file at the end")
@@ -243,28 +220,48 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="of these sources, where git is not at hand")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal")
     options = parser.parse_args(arguments)
-    config = setting(options)
-    config = tiny(config) if options.tiny else config
+    start = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - start:4.0f} s  {what}", flush=True)
+
+    plan, plugin_folder = read_plan(options.plan), options.plan.resolve().parent
+    if options.only is not None:
+        names = options.only.split(",")
+        wrong = [name for name in names if name not in plan.experiments]
+        require(not wrong, f"{options.plan} has no experiment {', '.join(wrong)}.")
+        plan = replace(plan, experiments={name: plan.experiments[name] for name in names})
+    if options.tiny:
+        plan = rehearsal(plan, options.out / "data")
+    import_plugins(plan.plugins, plugin_folder)
     if options.unpack is not None and options.unpack.is_file():
         unpack(options.unpack, options.out)
     facts = machine("cuda" if torch.cuda.is_available() else "cpu")
     if options.commit:
         facts["commit"] = options.commit
-    source = prepared(config, options.out)
+    experiments = plan.experiments
+    sources = {name: prepared(config, options.out / name) for name, config in experiments.items()}
     try:
         done = run(
-            config,
-            source,
+            plan,
+            sources,
             options.out,
-            facts,
+            plugin_folder=plugin_folder,
             at_once=options.at_once,
             seconds=options.seconds,
             grace=options.grace,
+            start=start,
+            say=say,
         )
     finally:
+        found = {
+            name: save_results(config, sources[name], options.out / name, facts)
+            for name, config in experiments.items()
+        }
         if options.pack is not None:
-            pack(options.out, options.pack)
-    show(Language.load(options.out / RESULTS))
+            pack(plan, options.out, options.pack)
+    for name, results in found.items():
+        show(name, results)
     return 0 if done else UNFINISHED
 
 

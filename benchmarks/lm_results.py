@@ -1,6 +1,7 @@
 """Everything under results/lm from one packed comparison: tables, figures, and a small lm.json.
 
-    python benchmarks/lm_results.py --state state.tar.gz --cost cost.json [--out results/lm]
+    python benchmarks/lm_results.py --state state.tar.gz --experiment NAME --cost cost.json \\
+        [--out results/lm]
 
 `state.tar.gz` is what lm_gpu.py packed, `cost.json` what lm_cost.py wrote: methods were trained
 side by side, so speed and memory in the table are those that lm_cost.py measured of each method
@@ -22,7 +23,7 @@ import numpy as np
 
 from whence.analysis.language import Job, LagView, Language, ranked
 from whence.bench.saved import save
-from whence.experiments.sweep import RESULTS
+from whence.experiments.results import RESULTS
 from whence.report.lm_figures import draw_attention
 from whence.report.lm_methods import (
     draw_learned_curves,
@@ -43,11 +44,12 @@ FIGURES = {
 }
 
 
-def unpacked(state: Path) -> Language:
-    """The results in a packed state."""
+def unpacked(state: Path, experiment: str) -> Language:
+    """The results of an experiment in a packed state."""
     with tempfile.TemporaryDirectory() as folder, tarfile.open(state) as archive:
-        archive.extract(RESULTS, folder, filter="data")
-        return Language.load(Path(folder) / RESULTS)
+        name = f"{experiment}/{RESULTS}"
+        archive.extract(name, folder, filter="data")
+        return Language.load(Path(folder) / name)
 
 
 def thinned(results: Language) -> Language:
@@ -167,12 +169,15 @@ def write(
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--state", type=Path, help="of lm_gpu.py; else lm.json in --out again")
+    parser.add_argument("--experiment", default="methods", help="of the plan that was packed")
     parser.add_argument("--cost", type=Path, help="of lm_cost.py; else cost.json in --out again")
     parser.add_argument("--out", type=Path, default=Path("results/lm"))
     parser.add_argument("--light", action="store_true", help="no pictures")
     options = parser.parse_args(arguments)
     results = (
-        Language.load(options.out / RESULTS) if options.state is None else unpacked(options.state)
+        Language.load(options.out / RESULTS)
+        if options.state is None
+        else unpacked(options.state, options.experiment)
     )
     cost = options.out / "cost.json" if options.cost is None else options.cost
     costs = json.loads(cost.read_text(encoding="utf-8")) if cost.is_file() else None

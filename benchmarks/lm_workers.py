@@ -5,12 +5,12 @@ be in no state to go on, and the job is tried once more at the end.
 """
 
 import contextlib
+import heapq
 import multiprocessing
 import os
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -23,8 +23,9 @@ TRIES = 2
 HOPELESS = 3  # times as many failures as there are processes, and nothing done: all is in vain
 NEWS, LOOK = 20.0, 1.0  # seconds between two lines on what runs, and between two looks
 FAILURE = "failed.txt"
+SPENT = "the time is spent"
 
-Job = tuple[str, int]  # method and seed
+Job = Any  # anything that can be hashed and sent to a process; str(job) names it
 Work = Callable[[Connection, int, Any], None]
 
 
@@ -40,16 +41,29 @@ class Worker:
 
 
 def share_out(
-    jobs: list[Job], work: Work, given: Any, *, at_once: int, end: float, say: Callable[[str], None]
+    jobs: list[Job],
+    work: Work,
+    given: Any,
+    *,
+    place: Callable[[Job], int],
+    follow: Callable[[Job], list[Job]] = lambda job: [],
+    at_once: int,
+    until: float,
+    end: float,
+    say: Callable[[str], None],
 ) -> dict[Job, str]:
-    """Run all jobs, `at_once` at a time, in order; gives the reason for each that is not done.
+    """Run all jobs, `at_once` at a time; gives the reason for each that is not done.
 
-    work(pipe, place, given) receives jobs until None comes, and sends (kind, text) of each. By
-    `end` (of time.monotonic) what still runs is ended.
+    A job with a smaller `place` is begun earlier. `follow` gives the jobs that a finished one has
+    made possible. work(pipe, number, given) receives jobs until None comes, and sends (kind, text)
+    of each. No job is begun after `until`, and by `end` (both of time.monotonic) what still runs is
+    ended.
     """
     context = multiprocessing.get_context("spawn")  # a fork would share the parent's threads
-    waiting, tries = deque(jobs), dict.fromkeys(jobs, 0)
-    left: dict[Job, str] = dict.fromkeys(jobs, "the time is spent")
+    tries = dict.fromkeys(jobs, 0)
+    left: dict[Job, str] = dict.fromkeys(jobs, SPENT)
+    waiting = [(1, place(job), job) for job in jobs]  # by try, then by place
+    heapq.heapify(waiting)
     workers: list[Worker] = []
     late, started, failures, news = False, 0, 0, time.monotonic()
 
@@ -58,15 +72,16 @@ def share_out(
         nonlocal failures
         workers.remove(worker)
         worker.pipe.close()
-        assert worker.job is not None
-        left[worker.job] = why
+        job = worker.job
+        left[job] = why
         failures += 1
-        again = tries[worker.job] < TRIES and not late
-        say(f"{_name(worker.job)} FAILED: {why}{'; once more later' if again else ''}")
+        again = tries[job] < TRIES and not late
+        say(f"{job} FAILED: {why}{'; once more later' if again else ''}")
         if again:
-            waiting.append(worker.job)
+            heapq.heappush(waiting, (tries[job] + 1, place(job), job))
 
     while True:
+        late = late or time.monotonic() > until
         idle = sum(worker.job is None for worker in workers)
         for _ in range(0 if late else min(len(waiting) - idle, at_once - len(workers))):
             ours, theirs = context.Pipe()
@@ -77,11 +92,11 @@ def share_out(
             started += 1
         for worker in workers:
             if worker.job is None and waiting and not late:
-                worker.job, worker.start = waiting.popleft(), time.monotonic()
+                worker.job, worker.start = heapq.heappop(waiting)[-1], time.monotonic()
                 tries[worker.job] += 1
                 worker.pipe.send(worker.job)
         busy = [worker for worker in workers if worker.job is not None]
-        if len(left) == len(jobs) and failures > HOPELESS * at_once and waiting:
+        if len(left) == len(tries) and failures > HOPELESS * at_once and waiting:
             say("nothing but failures: the rest is not tried")
             waiting.clear()
         if not busy:
@@ -90,14 +105,13 @@ def share_out(
             for worker in busy:
                 worker.process.kill()
                 left[worker.job] = "ended at the limit"
-                say(f"{_name(worker.job)} ended at the limit, {worker.at}")
+                say(f"{worker.job} ended at the limit, {worker.at}")
             break
         if time.monotonic() - news > NEWS:
             news = time.monotonic()
-            say("  " + "; ".join(f"{_name(worker.job)} {worker.at}" for worker in busy))
+            say("  " + "; ".join(f"{worker.job} {worker.at}" for worker in busy))
         for pipe in wait([worker.pipe for worker in busy], LOOK):
             worker = next(one for one in busy if one.pipe is pipe)
-            assert worker.job is not None
             try:
                 kind, text = worker.pipe.recv()
             except (EOFError, OSError):
@@ -114,8 +128,12 @@ def share_out(
                 late = late or kind == LATE
                 if kind == DONE:
                     del left[worker.job]
-                done = sum(job not in left for job in jobs)
-                say(f"{done}/{len(jobs)} {_name(worker.job)}: {text} ({took:.0f} s)")
+                    for job in follow(worker.job):
+                        if job not in tries:
+                            tries[job], left[job] = 0, SPENT
+                            heapq.heappush(waiting, (1, place(job), job))
+                done = len(tries) - len(left)
+                say(f"{done}/{len(tries)} {worker.job}: {text} ({took:.0f} s)")
                 worker.job, worker.at = None, "starting"
     for worker in workers:
         with contextlib.suppress(OSError):  # one that died at rest
@@ -127,22 +145,25 @@ def share_out(
     return left
 
 
-def lm_work(pipe: Connection, place: int, given: dict[str, Any]) -> None:
-    """Jobs of a language-modelling experiment, in a process of its own."""
-    logs = Path(given["out"]) / "logs"
+def lm_work(pipe: Connection, number: int, given: dict[str, Any]) -> None:
+    """Jobs of a plan of language-modelling experiments, in a process of its own."""
+    out = Path(given["out"])
+    logs = out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with (logs / f"{place}.txt").open("w") as log:  # what libraries remark goes there
+    with (logs / f"{number}.txt").open("w") as log:  # what libraries remark goes there
         os.dup2(log.fileno(), sys.stderr.fileno())
     import torch
 
-    from whence.analysis.language import Job as Found
+    from lm_plan import import_plugins
     from whence.experiments import LMConfig, run_one
-    from whence.experiments.folder import job_folder, prepared
+    from whence.experiments.results import Run, run_folder
     from whence.experiments.training import OutOfTimeError
 
     torch.set_num_threads(1)
-    config, out = LMConfig.from_json(given["config"]), Path(given["out"])
-    source = prepared(config, out)
+    import_plugins(given["plugins"], Path(given["plugin_folder"]))
+    configs = {name: LMConfig.from_json(text) for name, text in given["configs"].items()}
+    sources: dict[str, Any] = {}
+    corpora: dict[str, Any] = {}
     while (job := pipe.recv()) is not None:
         last = time.monotonic()
 
@@ -152,12 +173,18 @@ def lm_work(pipe: Connection, place: int, given: dict[str, Any]) -> None:
                 last = time.monotonic()
                 pipe.send((AT, f"{share:.0%}"))
 
+        name, run = job[0], Run(*job[1:])
+        config, folder = configs[name], out / name
         try:
-            found: Found = run_one(
+            if name not in sources:
+                sources[name] = _source(config, folder, corpora)
+            found = run_one(
                 config,
-                *job,
-                out,
-                source=source,
+                run.method,
+                run.seed,
+                folder,
+                learning_rate=run.learning_rate,
+                source=sources[name],
                 say=tell,
                 deadline=given["deadline"],
                 side_by_side=given["at_once"],
@@ -165,14 +192,26 @@ def lm_work(pipe: Connection, place: int, given: dict[str, Any]) -> None:
         except OutOfTimeError as error:
             pipe.send((LATE, f"out of time at {str(error).rpartition(': ')[2]}"))
         except Exception as error:
-            folder = job_folder(out, *job)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
+            where = run_folder(config, folder, run)
+            where.mkdir(parents=True, exist_ok=True)
+            (where / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
             line = next(iter(str(error).strip().splitlines()), "")
             pipe.send((FAILED, f"{type(error).__name__}: {line[:160]}"))
             return
         else:
             pipe.send((DONE, told(found)))
+
+
+def _source(config: Any, folder: Path, corpora: dict[str, Any]) -> Any:
+    """The data of an experiment; a corpus that several experiments share is read once."""
+    from whence.experiments import load_corpus
+    from whence.experiments.folder import prepared, text_source
+
+    if not config.tokenized:
+        return prepared(config, folder)
+    if config.data not in corpora:
+        corpora[config.data] = load_corpus(Path(config.data))[0]
+    return text_source(config, corpora[config.data])
 
 
 def told(job: Any) -> str:
@@ -181,11 +220,8 @@ def told(job: Any) -> str:
         return f"STOPPED, {job.stopped}"
     found = [(x.length, x.loss) for x in job.losses if x.how == "from scratch"]
     losses = ", ".join("-" if loss is None else f"{loss:.3f}" for _, loss in found)
+    tuned = "" if job.tuning_loss is None else f", tuning {job.tuning_loss:.3f}"
     last = float(job.train_loss[-1]) if len(job.train_loss) else float("nan")
     speed = f"{(job.tokens_a_second or 0) / 1e3:,.0f}k tokens/s"
     memory = f"{(job.peak_bytes or 0) / 1e9:.1f} GB"
-    return f"train {last:.3f}, {losses}; {speed}, {memory}"
-
-
-def _name(job: Job | None) -> str:
-    return "" if job is None else f"{job[0]}.{job[1]}"
+    return f"train {last:.3f}{tuned}, {losses}; {speed}, {memory}"

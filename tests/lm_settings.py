@@ -47,7 +47,8 @@ def flags(config: LMConfig) -> list[str]:
         if value is None or value is False:
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        found += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
+        option = "learning-rate" if name == "learning_rates" else name.replace("_", "-")
+        found += [f"--{option}", *([] if value is True else [text])]
     return found
 
 

@@ -12,7 +12,7 @@ from lm_workers import AT, DONE, FAILED, LATE
 def work(pipe: Connection, place: int, given: str) -> None:
     """Their names say how they end; `given` is a file that lists those begun."""
     while (job := pipe.recv()) is not None:
-        name, seed = job
+        name, seed = job[:2]
         with Path(given).open("a") as log:
             log.write(f"{name}.{seed}\n")
         if name == "dies":

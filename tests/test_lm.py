@@ -149,7 +149,7 @@ def test_training_sequences_of_a_task_are_fresh_and_none_is_tested_on() -> None:
 def test_a_short_run_learns_the_token_before_and_keeps_it_at_twice_the_length(
     tmp_path: Path,
 ) -> None:
-    quick = {"steps": 60, "batch": 16, "learning_rate": 2e-2, "log_every": 20, "save_every": 60}
+    quick = {"steps": 60, "batch": 16, "learning_rates": (2e-2,), "log_every": 20, "save_every": 60}
     config = tiny(None, ("shaw:clip=2",), task="back", distance=1, **quick)
     found = run_lm(config, tmp_path / "out").jobs[0]
     accuracy = [found.loss(n).accuracy for n in (16, 32)]  # type: ignore[union-attr]
@@ -168,7 +168,7 @@ def test_losses_are_those_of_the_model_itself_window_by_window(tmp_path: Path) -
     assert [(x.length, x.how) for x in found] == [
         (n, how) for n in (16, 32) for how in (SCRATCH, SLIDING)
     ]
-    tokens = source.valid
+    tokens = source.valid.long()
 
     @torch.no_grad()
     def window(start: int, n: int) -> torch.Tensor:
@@ -278,7 +278,12 @@ def test_the_table_that_is_traced_is_the_learned_one() -> None:
     assert learned_table(new_model(config, "tisa", 0, 66), 16) is None
     place = np.arange(16.0)[:, None] * np.linspace(0.1, 1.0, 8)
     waves = np.concatenate([np.sin(place), np.cos(place)], axis=1)
-    assert math.isclose(toeplitz_of(waves).r2, 1.0, abs_tol=1e-9)
+    found = toeplitz_of(waves)
+    assert math.isclose(found.r2, 1.0, abs_tol=1e-9)
+    assert math.isclose(found.r2_off_diagonal, 1.0, abs_tol=1e-9)
+    assert found.null_r2_off_diagonal is not None
+    assert found.null_r2 is not None
+    assert found.null_r2_off_diagonal < 0.5 < found.null_r2  # equal norms: the diagonal is constant
 
 
 def test_a_model_begins_the_same_for_a_seed_whatever_its_method() -> None:
@@ -293,9 +298,9 @@ def test_a_model_begins_the_same_for_a_seed_whatever_its_method() -> None:
 
 def test_flags_win_over_a_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "lm.toml"
-    path.write_text('methods = ["tisa"]\ndata = "a.txt"\nsteps = 7\nlearning_rate = 1\n')
+    path.write_text('methods = ["tisa"]\ndata = "a.txt"\nsteps = 7\nlearning_rates = [1]\n')
     read = read_config(path, {"steps": 9, "seeds": None})
-    assert (read.methods, read.steps, read.seeds, read.learning_rate) == (("tisa",), 9, 1, 1.0)
+    assert (read.methods, read.steps, read.seeds, read.learning_rates) == (("tisa",), 9, 1, (1.0,))
     assert LMConfig.from_json(read.to_json()).plain() == read.plain()
     assert read.eval_lengths == (128, 256, 512)
     given = {"train_length": 64}
@@ -319,7 +324,13 @@ def test_flags_win_over_a_file_and_the_file_over_the_defaults(tmp_path: Path) ->
         ("accumulate = 3", "batch must be a multiple of accumulate, got 16 and 3"),
         ("d_model = 90", "d_model must be a multiple of n_heads, got 90 and 4"),
         ("dropout = 1.0", "dropout must be in"),
-        ("learning_rate = 0.0", "learning_rate must be above 0"),
+        ("learning_rates = [1e-3, 0.0]", "learning_rates must be above 0, got 0.001, 0.0"),
+        ("learning_rates = []", "give one learning rate or more"),
+        ("learning_rates = [1e-3, 1e-3]", "name each learning rate once, got 0.001, 0.001"),
+        (
+            "learning_rates = [1e-3, 2e-3]\ntuning_tokens = 127",
+            "tuning_tokens must be at least train_length = 128",
+        ),
         ("seeds = 0", "seeds must be at least 1, got 0"),
         ("methods = []", "one method or more"),
         ("methods = ['tisa', 'rope', 'tisa']", "name each method once, got tisa several times"),

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,26 +15,38 @@ import pytest
 import lm_bigram
 import lm_clock
 import lm_contender
+import lm_corpus
 import lm_cost
 import lm_gpu
 import lm_results
-import lm_trials
+import lm_state
 import lm_workers
+from lm_plan import read_plan
 from lm_settings import text_file
 from lm_work import work
 from lm_workers import share_out
 from make_tables import TABLES
 from processes import CONTEXT
 from tables.stored import Stored
-from whence.analysis.language import Language
+from whence.analysis.language import Job, Language
+from whence.methods import METHODS
 
 
 def shared(
     jobs: list[tuple[str, int]], log: Path, seconds: float = 30.0
 ) -> tuple[dict[tuple[str, int], str], list[str]]:
     said: list[str] = []
-    end = time.monotonic() + seconds
-    left = share_out(jobs, work, str(log), at_once=2, end=end, say=said.append)
+    now = time.monotonic()
+    left = share_out(
+        jobs,
+        work,
+        str(log),
+        place=jobs.index,
+        at_once=2,
+        until=now + 60,
+        end=now + seconds,
+        say=said.append,
+    )
     return left, said
 
 
@@ -59,7 +73,7 @@ def test_once_a_job_says_that_the_time_is_spent_none_is_begun(tmp_path: Path) ->
 def test_what_hangs_is_ended_at_the_limit(tmp_path: Path) -> None:
     left, said = shared([("hangs", 0), ("a", 0)], tmp_path / "log", seconds=2.0)
     assert left == {("hangs", 0): "ended at the limit"}
-    assert "hangs.0 ended at the limit, starting" in said
+    assert "('hangs', 0) ended at the limit, starting" in said
 
 
 def test_where_all_fails_the_rest_is_not_tried(tmp_path: Path) -> None:
@@ -69,42 +83,170 @@ def test_where_all_fails_the_rest_is_not_tried(tmp_path: Path) -> None:
     assert "nothing but failures: the rest is not tried" in said
 
 
+def test_jobs_begin_by_their_places_and_those_that_others_make_possible_come_in_between(
+    tmp_path: Path,
+) -> None:
+    """When both a's are done the c's may begin, before d, which was known all along."""
+    order = [("a", 0), ("a", 1), ("b", 0), ("c", 0), ("c", 1), ("d", 0)]
+    done: list[tuple[str, int]] = []
+
+    def follow(job: tuple[str, int]) -> list[tuple[str, int]]:
+        done.append(job)
+        return order[3:5] if {("a", 0), ("a", 1)} <= set(done) else []
+
+    now = time.monotonic()
+    left = share_out(
+        [order[5], *order[:3]],
+        work,
+        str(tmp_path / "log"),
+        place=order.index,
+        follow=follow,
+        at_once=1,
+        until=now + 30,
+        end=now + 60,
+        say=lambda what: None,
+    )
+    assert left == {}
+    assert done == order  # each once, though more than one said that the c's may begin
+
+
+def test_no_job_begins_after_the_time_for_it(tmp_path: Path) -> None:
+    now = time.monotonic()
+    jobs = [("a", 0), ("a", 1)]
+    left = share_out(
+        jobs,
+        work,
+        str(tmp_path / "log"),
+        place=jobs.index,
+        at_once=2,
+        until=now - 1,
+        end=now + 9,
+        say=lambda what: None,
+    )
+    assert left == dict.fromkeys(jobs, "the time is spent")
+    assert not (tmp_path / "log").exists()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lm")
 
 
+PLUGIN = """
+from whence.methods import METHODS
+
+METHODS["plugged"] = METHODS["nope"]
+"""
+PLAN = """
+plugins = ["lm_plugged"]
+
+[all]
+data = "{corpus}"
+train_length = 32
+eval_lengths = [32, 64]
+eval_tokens = 256
+n_layers = 1
+n_heads = 2
+d_model = 32
+steps = 4
+batch = 4
+warmup = 1
+log_every = 2
+save_every = 6
+device = "cpu"
+
+[experiment.methods]
+methods = {methods}
+
+[experiment.rates]
+methods = ["plugged"]
+learning_rates = [1e-7, 1e-2]
+tuning_tokens = 64
+seeds = 2
+steps = 2
+"""
+
+
 @pytest.fixture(scope="module")
-def state(folder: Path) -> Path:
-    """Two methods packed on a second machine, which had the first one's state."""
-    text, packed = text_file(folder), folder / "state.tar.gz"
-    given = ["--tiny", "--data", str(text), "--valid", str(text), "--at-once", "2", "--seeds", "1"]
-    given += ["--pack", str(packed), "--unpack", str(packed), "--commit", "abc"]
-    first = [*given, "--out", str(folder / "first")]
-    both = ["--methods", "nope;learned"]
+def state(folder: Path) -> Iterator[Path]:
+    """A plan of two experiments, of which one gets a method more, packed on a second machine."""
+    text, packed, corpus = text_file(folder), folder / "state.tar.gz", folder / "corpus.safetensors"
+    lm_corpus.main(["--data", str(text), "--vocab-size", "300", "--out", str(corpus)])
+    (folder / "lm_plugged.py").write_text(PLUGIN)
+
+    def run(methods: str, out: str, *more: str) -> int:
+        (folder / "plan.toml").write_text(PLAN.format(corpus=corpus, methods=methods))
+        given = ["--plan", str(folder / "plan.toml"), "--out", str(folder / out), "--at-once", "2"]
+        given += ["--pack", str(packed), "--unpack", str(packed), "--commit", "abc"]
+        return lm_gpu.main([*given, *more])
+
+    both = '["nope", "learned"]'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lm_workers.multiprocessing, "get_context", lambda how: CONTEXT)
-        assert lm_gpu.main([*first, "--methods", "nope", "--seconds", "100"]) == 0
-        assert lm_gpu.main([*first, *both, "--seconds", "0"]) == lm_gpu.UNFINISHED
-        assert lm_gpu.main([*given, *both, "--out", str(folder / "second")]) == 0
-    return packed
+        patch.setattr(sys, "path", list(sys.path))
+        try:
+            assert run('["nope"]', "first", "--only", "methods") == 0
+            assert run(both, "first", "--seconds", "0") == lm_gpu.UNFINISHED
+            assert run(both, "second") == 0
+        finally:
+            METHODS.pop("plugged", None)
+        yield packed
 
 
 def test_the_comparison_goes_on_from_its_packed_state_and_ends_with_all_jobs(
     state: Path, folder: Path
 ) -> None:
-    first, second = (
-        [(job.method, job.side_by_side) for job in Language.load(folder / name / "lm.json").jobs]
-        for name in ("first", "second")
-    )
-    assert first == [("nope", 2)]
-    assert second == [("nope", 2), ("learned", 2)]
-    results = lm_results.unpacked(state)
+    def jobs(out: str) -> list[tuple[str, int]]:
+        found = Language.load(folder / out / "methods" / "lm.json").jobs
+        return [(job.method, job.side_by_side) for job in found]
+
+    assert jobs("first") == [("nope", 2)]
+    assert jobs("second") == [("nope", 2), ("learned", 2)]
+    results = lm_results.unpacked(state, "methods")
     assert results.machine["commit"] == "abc"
     same = [
-        (folder / name / "jobs/nope.seed-0/result.json").read_text() for name in ("first", "second")
+        (folder / name / "methods/jobs/nope.seed-0/result.json").read_text()
+        for name in ("first", "second")
     ]
     assert same[0] == same[1]  # it was not run again
+
+
+def test_a_plan_tries_all_rates_then_runs_the_other_seeds_and_packs_pictures_of_the_best(
+    state: Path, tmp_path: Path
+) -> None:
+    results = lm_results.unpacked(state, "rates")
+    assert [(x.method, x.learning_rate) for x in results.tuning] == [
+        ("plugged", 1e-7),  # a method of the plan's own plugin
+        ("plugged", 1e-2),
+    ]
+    assert [(job.seed, job.learning_rate) for job in results.jobs] == [(0, 1e-2), (1, 1e-2)]
+    lm_state.unpack(state, tmp_path)
+    found = {path.parent.name: Job.load(path) for path in tmp_path.glob("rates/jobs/*/result.json")}
+    pictures = {name for name, job in found.items() if job.attention}
+    assert pictures == {"plugged.rate-0.01.seed-0"}
+    assert len(found) == 3
+
+
+def test_a_plan_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    for text, message in (
+        ("[al]", "Unknown part of .* 'al'. Did you mean 'all'"),
+        ("x = ", "is not TOML"),
+        ("[all]", r"has no table \[experiment.NAME\]"),
+        ("[experiment.a]\nstep = 1", "Unknown option in .*, experiment a 'step'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_plan(path)
+
+
+def test_the_plan_in_the_repository_can_be_read_and_rehearsed(tmp_path: Path) -> None:
+    plan = read_plan(Path(lm_gpu.__file__).with_name("lm_plan.toml"))
+    small = lm_gpu.rehearsal(plan, tmp_path)
+    assert len(small.experiments) == 2
+    for config in small.experiments.values():
+        assert config.data == str(tmp_path / "corpus.safetensors")
+        assert (len(config.methods), len(config.learning_rates), config.seeds) == (2, 2, 2)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +310,7 @@ def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
 def test_jobs_that_ran_at_another_commit_than_the_state_they_joined_are_named(
     state: Path, folder: Path, tmp_path: Path
 ) -> None:
-    path = folder / "second" / "lm.json"
+    path = folder / "second" / "methods" / "lm.json"
     there = Language.load(path)
     jobs = list(there.jobs)
     assert lm_gpu.with_commits(jobs, path, {"commit": "def"}) == there.machine  # none ran
@@ -186,7 +328,7 @@ def test_jobs_that_ran_at_another_commit_than_the_state_they_joined_are_named(
 def test_a_comparison_of_which_not_every_method_was_measured_alone_shows_the_memory_of_its_runs(
     state: Path, costs: dict[str, Any]
 ) -> None:
-    results = lm_results.unpacked(state)
+    results = lm_results.unpacked(state, "methods")
     without = lm_results.with_costs(results, None)
     assert "peak memory" in without.head
     assert lm_results.with_costs(results, costs | {"alone": []}) == without
@@ -200,18 +342,6 @@ def test_a_comparison_of_which_not_every_method_was_measured_alone_shows_the_mem
     assert {row[0]: row[place] for row in found.rows} == {
         record["contender"]: f"{record['tokens_a_second']:,.0f}" for record in (nope, learned)
     }
-
-
-def test_trials_are_read_from_their_logs_in_order() -> None:
-    line = "  99 s  1/1 {}.0: train 4.8{}, 4.5{}; 119k tokens/s, 7.4 GB (104 s)\n"
-    log = "".join(
-        line.format(method, place, place) for place, (method, *_) in enumerate(lm_trials.TRIALS)
-    )
-    found = lm_trials.trials("   0 s  0 of 1 jobs are done; 1 at once\n" + log)
-    assert [x["loss"] for x in found] == [4.50, 4.51, 4.52, 4.53, 4.54, 4.55]
-    assert (found[4]["position_rate"], found[4]["train_loss"]) == (30.0, 4.84)
-    with pytest.raises(SystemExit, match="not of the six trials"):
-        lm_trials.trials(log.replace("tisa", "t5"))
 
 
 def test_pairs_are_counted_as_the_formula_says() -> None:

@@ -12,6 +12,7 @@ from lm_settings import assert_same_numbers, flags, text_file, tiny
 from processes import free_port, run, run_two
 from whence.analysis.language import Job, Language
 from whence.experiments import run_lm
+from whence.experiments.checkpoints import mark_whole
 from whence.experiments.training import OutOfTimeError
 
 TESTS = Path(__file__).resolve().parent
@@ -55,6 +56,25 @@ def test_a_run_in_slices_of_time_ends_with_the_numbers_of_a_whole_one(tmp_path: 
         break
     assert slices == 5  # at each log before the last
     same(sliced, whole)
+
+
+def test_a_run_shorter_than_save_every_is_saved_when_the_time_is_spent_and_else_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+
+    def noted(folder: Path, step: int) -> None:
+        saved.append(step)
+        mark_whole(folder, step)
+
+    monkeypatch.setattr("whence.experiments.watching.mark_whole", noted)
+    config = tiny(text_file(tmp_path), save_every=14)
+    whole = run_lm(config, tmp_path / "whole")
+    assert saved == []
+    with pytest.raises(OutOfTimeError):
+        run_lm(config, tmp_path / "parts", deadline=time.monotonic())
+    same(run_lm(config, tmp_path / "parts"), whole)
+    assert saved == [2]
 
 
 def test_a_finished_job_is_not_run_again_and_more_jobs_join_it(
@@ -121,14 +141,17 @@ def test_a_sweep_on_ray_gives_the_table_of_a_serial_one(
     pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
         monkeypatch.setenv(name, "0")
-    config = tiny(text_file(tmp_path), ("tisa", "rope"))
+    rates = {"learning_rates": (1e-7, 1e-2), "tuning_tokens": 64, "seeds": 2, "steps": 4}
+    config = tiny(text_file(tmp_path), **rates)  # the second seed needs what the rates have found
     serial = run_lm(config, tmp_path / "serial")
     said: list[str] = []
     parallel = run_lm(
         config, tmp_path / "ray", ray="local", say=lambda what, share: said.append(what)
     )
     same(parallel, serial)
-    assert said == ["1 of 2 jobs done", "2 of 2 jobs done"]
+    assert said == [f"{n} of 3 jobs done" for n in (1, 2, 3)]
+    assert [x.to_json() for x in parallel.tuning] == [x.to_json() for x in serial.tuning]
+    assert [job.learning_rate for job in parallel.jobs] == [1e-2, 1e-2]
 
 
 def test_a_job_goes_to_and_from_json_without_loss(tmp_path: Path) -> None:

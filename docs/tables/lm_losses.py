@@ -1,5 +1,7 @@
 """Language modelling: what methods reach, near and far, and what they learned."""
 
+from typing import Any
+
 import numpy as np
 
 from tables.stored import MISSING, Stored
@@ -111,7 +113,13 @@ def runs_in(stored: Stored) -> list[Language] | None:
 
 def rate_of(run: Language) -> str:
     """By which a run is named."""
-    return f"rate {run.config['learning_rate']:g}"
+    return f"rate {rates_in(run.config)}"
+
+
+def rates_in(config: dict[str, Any]) -> str:
+    """The learning rates of a configuration; older ones have one alone, under another name."""
+    rates = config.get("learning_rates") or [config["learning_rate"]]
+    return " or ".join(f"{rate:g}" for rate in rates)
 
 
 def loss_of(run: Language, method: str, seed: int) -> float | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tables.lm_losses import LM
+from tables.lm_losses import LM, rates_in
 from tables.stored import MISSING, Stored
 
 
@@ -19,14 +19,14 @@ def lm_setting(stored: Stored) -> str:
     lines = [
         f"- Data: {config['data']}, {int(data['train_tokens']):,} tokens of a byte-level BPE with "
         f"{int(data['vocab_size']):,} entries ({data['characters_a_token']} characters a token); "
-        f"tested on the first {max(tokens):,} tokens of {config['valid']}.",
+        f"tested on the first {max(tokens):,} tokens of {config['valid'] or 'its other part'}.",
         f"- Model: {config['n_layers']} layers, {config['n_heads']} heads, width "
         f"{config['d_model']}, {_parameters(results)} parameters without the position; "
         f"dropout {config['dropout']:g}.",
         f"- Training: {config['steps']:,} steps of {config['batch']} sequences of "
         f"{config['train_length']:,} tokens, {epochs:.1f} times through the text; AdamW, learning "
-        f"rate {config['learning_rate']:g} after {config['warmup']} steps of warm-up "
-        f"({_times(config['position_rate'])} for TISA, TISAv2, T5 and KERPLE), a cosine, "
+        f"rate {rates_in(config)} after {config['warmup']} steps of warm-up"
+        f"{_times(config.get('position_rate'))}, a cosine, "
         f"weight decay {config['weight_decay']:g}, bfloat16; {seeds} seeds; up to {together} runs "
         "side by side.",
         f"- Machine: {machine.get('gpu') or machine['cpu']}, torch {machine['torch']}, Triton "
@@ -44,8 +44,12 @@ def _seeds(results: dict[str, Any]) -> str:
     return " or ".join(map(str, sorted(counts)))
 
 
-def _times(rate: float) -> str:
-    return "the same" if rate == 1 else f"{rate:g} times that"
+def _times(rate: float | None) -> str:
+    """What learned biases had beside it, in runs of versions that gave them a rate of their own."""
+    if rate is None:
+        return ""
+    times = "the same" if rate == 1 else f"{rate:g} times that"
+    return f" ({times} for TISA, TISAv2, T5 and KERPLE)"
 
 
 def _second(stored: Stored, config: dict[str, Any]) -> list[str]:
@@ -54,14 +58,18 @@ def _second(stored: Stored, config: dict[str, Any]) -> list[str]:
     if second is None:
         return []
     told = ("seeds", "methods", "data", "valid", "tokenizer")
-    other = {k: v for k, v in second["config"].items() if k not in told and v != config[k]}
-    words = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in other.items())
+    other = {k: v for k, v in second["config"].items() if k not in told and v != config.get(k)}
+    words = ", ".join(f"{name.replace('_', ' ')} {_text(value)}" for name, value in other.items())
     seeds, together = _seeds(second), max(job["side_by_side"] for job in second["jobs"])
     return [
         f"- Second run: {words}, all else the same; {seeds} seeds; up to {together} runs "
         f"side by side; {_commits(second['machine'])}; "
         "[half_rate/lm.json](../results/lm/half_rate/lm.json)."
     ]
+
+
+def _text(value: Any) -> str:
+    return " or ".join(f"{x:g}" for x in value) if isinstance(value, list) else f"{value:g}"
 
 
 def _commits(machine: dict[str, Any]) -> str:
@@ -83,7 +91,7 @@ def lm_trials(stored: Stored) -> str:
     """The runs before the comparison, by which its setting was chosen."""
     results = stored.json("lm/trials.json")
     if results is None:
-        return MISSING.format("python benchmarks/lm_trials.py")
+        return MISSING.format("a script of an earlier version")
     lines = [
         "| | learning rate | times that for the method | dropout | loss at 512 |",
         "|---|---:|---:|---:|---:|",
@@ -132,7 +140,7 @@ def lm_scale(stored: Stored) -> str:
     place = (
         f"{config['n_layers']} layers, width {config['d_model']}, {config['steps']} steps of "
         f"{config['batch']} sequences of {config['train_length']}, learning rate "
-        f"{config['learning_rate']:g}, {config['vocab_size']:,} tokens; each seed's loss. "
+        f"{rates_in(config)}, {config['vocab_size']:,} tokens; each seed's loss. "
         f"{results['machine']['cpu']}, torch {results['machine']['torch']}, commit "
         f"{results['machine']['commit']}."
     )

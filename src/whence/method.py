@@ -1,7 +1,9 @@
 """What a positional method is: a module with an optional hook for each site of position."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from whence.checks import require
 from whence.lag import Bias, LagValues
+from whence.units import keeping_float32
 
 SITES = {
     "input": ("input_term",),
@@ -44,9 +47,12 @@ class PositionMethod(nn.Module):
     causal_only: bool = False
     shared_by_layers: ClassVar[bool] = False  # one instance serves every layer of a stack
     fixed_length: bool = False  # True where no length beyond `max_length` can be had
-    # True where the parameters are numbers of the size of a logit or a lag, and no vectors that
-    # meet content: to train from scratch in short, they want a larger learning rate than weights.
+    # True where the parameters are scalars that make up a logit, and no vectors that meet content.
+    # Such numbers stay in float32 in a model of half precision, and want no weight decay.
     logit_sized: ClassVar[bool] = False
+    # Attributes in the units of the formula whose parameters are held in others (whence.units), in
+    # the order in which they are to be assigned. Checkpoints of earlier versions have these names.
+    in_formula: ClassVar[tuple[str, ...]] = ()
     # What a model must know to pad, pack and cache; each holds for the sites of attention alone.
     anchored: bool = False  # True where a shift of all positions changes attention
     grows: bool = False  # True where a longer sequence changes what earlier tokens get
@@ -60,6 +66,24 @@ class PositionMethod(nn.Module):
         hooks = {hook for each in SITES.values() for hook in each}
         if hooks & vars(cls).keys() and "lengths_only" not in vars(cls):
             cls.lengths_only = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PositionMethod":
+        """As a module's, but that numbers of a logit's size are not cast to half precision."""
+        super()._apply(keeping_float32(fn) if self.logit_sized else fn, recurse)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """As a module's. Weights in the units of the formula, as once saved, are converted."""
+        stored = {name: state_dict.get(prefix + name) for name in self.in_formula}
+        if stored and all(value is not None for value in stored.values()):
+            held = copy.deepcopy(self)
+            for name, value in stored.items():
+                setattr(held, name, value)
+                del state_dict[prefix + name]
+            state_dict |= {prefix + name: value for name, value in held.state_dict().items()}
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:
         """Site input: what is added to the token embedding."""

@@ -71,6 +71,8 @@ class Job(Result):
     gram_after: Array | None
     stated: tuple[LagView, ...]  # what the method itself adds at each lag
     attention: tuple[LagView, ...]  # mean attention weight at each lag, on validation data
+    learning_rate: float = 0.0  # 0 in files of versions that did not say
+    tuning_loss: float | None = None  # on data that is not reported, where rates were compared
 
     def loss(self, length: int, how: str = SCRATCH) -> LengthLoss | None:
         """The loss at a length, if it was asked for."""
@@ -82,13 +84,27 @@ class Job(Result):
 
 
 @dataclass(frozen=True, eq=False)
+class Tuning(Result):
+    """One learning rate that a method tried with seed 0; no loss where training ended early."""
+
+    method: str
+    learning_rate: float
+    loss: float | None  # nats a token, on data that is not reported
+
+
+@dataclass(frozen=True, eq=False)
 class Language(Result):
-    """Everything `whence lm` found: methods x seeds on one data set."""
+    """Everything `whence lm` found: methods x seeds on one data set.
+
+    Where each method chose among several learning rates, `jobs` are those at its chosen rate, and
+    `tuning` says what it chose from.
+    """
 
     config: dict[str, Any]
     data: dict[str, Any]
     machine: dict[str, Any]
     jobs: tuple[Job, ...]
+    tuning: tuple[Tuning, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -129,6 +145,7 @@ class Row(Result):
     parameters: int
     stopped: tuple[str, ...]  # a sentence for each seed that ended early
     why_not: tuple[str, ...]  # for each length that could not be run
+    learning_rate: float = 0.0  # that of all its seeds
 
 
 def ranked(results: Language) -> tuple[Row, ...]:
@@ -172,6 +189,7 @@ def _row(results: Language, method: str) -> Row:
         jobs[0].parameters,
         tuple(f"seed {job.seed}: {job.stopped}" for job in jobs if job.stopped),
         tuple(reasons),
+        jobs[0].learning_rate,
     )
 
 

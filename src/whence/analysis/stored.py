@@ -45,22 +45,27 @@ class Result:
 
     def save(self, path: Path) -> Path:
         """Write the JSON under a temporary name, then rename it: whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(suffix=".json", prefix=f".{path.stem}-", dir=path.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(self.to_json())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return path
+        return save_bytes(self.to_json().encode(), path)
 
     @classmethod
     def load(cls: type[R], path: Path) -> R:
         """The result in a file."""
         return cls.from_json(path.read_text())
+
+
+def save_bytes(content: bytes, path: Path) -> Path:
+    """Write under a temporary name beside `path`, then rename it: no reader sees half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
 def _plain(value: Any) -> Any:
@@ -93,7 +98,11 @@ def _restored(kind: Any, data: Any) -> Any:
         return flat.reshape(data["shape"]).astype(np.float32)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        missing = [field.name for field in dataclasses.fields(kind) if field.name not in data]
+        missing = [
+            field.name
+            for field in dataclasses.fields(kind)
+            if field.name not in data and field.default is dataclasses.MISSING
+        ]
         name = getattr(kind, "__name__", "result")
         require(
             not missing,
@@ -101,5 +110,5 @@ def _restored(kind: Any, data: Any) -> Any:
             "Run the command that made it again, or delete it.",
         )
         make: Any = kind
-        return make(**{key: _restored(hints[key], data[key]) for key in hints})
+        return make(**{key: _restored(hints[key], data[key]) for key in hints if key in data})
     return kind(data)

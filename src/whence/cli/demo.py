@@ -37,7 +37,7 @@ SETTING: dict[str, Any] = {  # two cores train all four in under three minutes
     "d_model": 96,
     "steps": 300,
     "batch": 16,
-    "learning_rate": 3e-3,
+    "learning_rates": (3e-3,),
     "save_every": 100,
     "device": "cpu",
 }

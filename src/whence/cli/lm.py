@@ -28,7 +28,10 @@ def lm(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="FILE|FOLDER|hub:NAME", help="A text in UTF-8, or a data set."),
+        typer.Option(
+            metavar="FILE|FOLDER|hub:NAME",
+            help="A text in UTF-8, a data set, or a tokenized corpus (.safetensors).",
+        ),
     ] = None,
     valid: Annotated[
         str | None,
@@ -62,9 +65,15 @@ def lm(
     steps: Annotated[int | None, typer.Option(help="Steps of training.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step, over all processes.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Passes that make up a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="At its highest.")] = None,
-    position_rate: Annotated[
-        float | None, typer.Option(help="Times the learning rate, for learned biases.")
+    learning_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="At its highest. Of several, 1e-3,2e-3, each method has its best.",
+            show_default=False,
+        ),
+    ] = None,
+    tuning_tokens: Annotated[
+        int | None, typer.Option(help="By which one of several learning rates is chosen.")
     ] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps up to it; then a cosine.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
@@ -134,8 +143,8 @@ def lm(
             "steps": steps,
             "batch": batch,
             "accumulate": accumulate,
-            "learning_rate": learning_rate,
-            "position_rate": position_rate,
+            "learning_rates": _rates(learning_rate),
+            "tuning_tokens": tuning_tokens,
             "warmup": warmup,
             "weight_decay": weight_decay,
             "log_every": log_every,
@@ -239,3 +248,14 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
             piece.isdigit(), f"--eval-lengths takes whole numbers such as 512,1024, got {text!r}."
         )
     return tuple(int(piece) for piece in pieces)
+
+
+def _rates(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(piece) for piece in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
+        ) from None

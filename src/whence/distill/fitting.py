@@ -73,7 +73,7 @@ def silence(student: Attached) -> None:
     """All amplitudes 0."""
     for method in student.methods:
         assert isinstance(method, Tisa)
-        torch.nn.init.zeros_(method.amplitude)
+        method.amplitude = 0.0
 
 
 def _fitted(curve: HeadCurve, kernels: int) -> Fit:
@@ -81,7 +81,5 @@ def _fitted(curve: HeadCurve, kernels: int) -> Fit:
 
 
 def _put(method: Tisa, fits: list[Fit]) -> None:
-    with torch.no_grad():
-        for name in ("amplitude", "sharpness", "offset"):
-            values = torch.tensor([getattr(fit, name) for fit in fits])
-            method.get_parameter(name).copy_(values)
+    for name in ("amplitude", "sharpness", "offset"):
+        setattr(method, name, torch.tensor([getattr(fit, name) for fit in fits]))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -30,9 +29,7 @@ from whence.methods.tisa import Tisa
 TRAIN = ("position", "all")
 BATCH = 32
 WARMUP = 10  # steps, in which Adam gets to know the sizes of gradients
-# Of amplitudes in logits, of the logarithm of sharpness, of offsets in lags, of all other weights.
-RATES = {"amplitude": 0.05, "sharpness": 0.05, "offset": 0.1}
-OTHER_RATE = 3e-5
+KERNEL_RATE, OTHER_RATE = 1.5e-3, 3e-5  # learning rates of kernels and of all other weights
 
 
 def tune(
@@ -47,8 +44,7 @@ def tune(
 ) -> None:
     """Train the kernels, or all weights of the student, for so many steps of BATCH sequences.
 
-    Dropout stays off. The sharpness is trained by its logarithm: kernels are from one lag to
-    hundreds wide, and a step must suit them all.
+    Dropout stays off.
     """
     one_of("train", train, TRAIN)
     model = student.model
@@ -62,12 +58,9 @@ def tune(
         _same_random(),
         quiet(),
         _frozen(fixed),
-        _by_logarithm(own),
     ):
-        groups = [
-            {"params": [_trained(method, name) for method in own], "lr": rate}
-            for name, rate in RATES.items()
-        ]
+        kernels = [p for method in own for p in method.parameters()]
+        groups: list[dict[str, Any]] = [{"params": kernels, "lr": KERNEL_RATE}]
         if train == "all":
             groups.append({"params": others, "lr": OTHER_RATE})
         arguments = TrainingArguments(
@@ -159,27 +152,6 @@ class _Told(TrainerCallback):  # type: ignore[misc]
             self.progress(state.global_step, state.max_steps)
 
 
-class _Exp(nn.Module):
-    def forward(self, logarithm: Tensor) -> Tensor:
-        """The sharpness."""
-        return logarithm.exp()
-
-    def right_inverse(self, sharpness: Tensor) -> Tensor:
-        """Its logarithm; only its size counts."""
-        return sharpness.abs().clamp(min=1e-12).log()
-
-
-@contextmanager
-def _by_logarithm(methods: list[Tisa]) -> Iterator[None]:
-    for method in methods:
-        parametrize.register_parametrization(method, "sharpness", _Exp())
-    try:
-        yield
-    finally:
-        for method in methods:
-            parametrize.remove_parametrizations(method, "sharpness")
-
-
 @contextmanager
 def _frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
     for parameter in parameters:
@@ -189,11 +161,6 @@ def _frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-
-
-def _trained(method: Tisa, name: str) -> nn.Parameter:
-    parametrized = f"parametrizations.{name}.original"
-    return method.get_parameter(parametrized if name == "sharpness" else name)
 
 
 @contextmanager

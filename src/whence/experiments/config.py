@@ -15,6 +15,8 @@ from whence.checks import at_least, one_of, require, unknown
 OBJECTIVES = ("causal", "masked")
 TASKS = ("text", "copy", "reverse", "recall", "back")
 DEVICES = ("auto", "cpu", "cuda")
+CORPUS = ".safetensors"  # how the name of a tokenized corpus ends
+VOCABULARY = 1024  # of the tokenizer that is trained on a text, unless another size is given
 # What may differ between two runs into one folder: which jobs, where they run, and the names of
 # files, whose content is compared instead.
 FREE = (
@@ -36,10 +38,14 @@ class LMConfig(Result):
 
     `batch` is sequences a step over all processes, cut into `accumulate` passes. A learned table
     has `train_length` positions. `distance` is the k of the task "back".
+
+    With several learning rates, every method tries each of them with seed 0. The rate with the
+    smallest loss on the last `tuning_tokens` of the validation text, which are not reported, is the
+    method's, and its other seeds run at that rate alone.
     """
 
     methods: tuple[str, ...]
-    data: str | None = None  # a text file, a folder or hub:NAME; needed for the task "text"
+    data: str | None = None  # a text, a folder, hub:NAME or a tokenized corpus; for the task "text"
     valid: str | None = None  # another; else the data set's own, or the last tenth of `data`
     text_column: str = "text"  # of a data set
     tokenizer: str | None = None  # of an earlier run on the same data; trained unless given
@@ -50,7 +56,7 @@ class LMConfig(Result):
     train_length: int = 128
     eval_lengths: tuple[int, ...] = (128, 256, 512)
     eval_tokens: int = 16_384  # scored at each length, about
-    vocab_size: int = 1024
+    vocab_size: int | None = None  # 1024 for a text; a tokenized corpus has its own
     n_layers: int = 4
     n_heads: int = 4
     d_model: int = 128
@@ -58,8 +64,8 @@ class LMConfig(Result):
     steps: int = 200
     batch: int = 16
     accumulate: int = 1
-    learning_rate: float = 1e-3
-    position_rate: float = 1.0  # times that for learned biases (see rates.py)
+    learning_rates: tuple[float, ...] = (1e-3,)
+    tuning_tokens: int = 16_384  # by which one of several rates is chosen; whole blocks of them
     warmup: int = 20
     weight_decay: float = 0.1
     log_every: int = 10
@@ -112,8 +118,7 @@ class LMConfig(Result):
             f"d_model must be a multiple of n_heads, got {self.d_model} and {self.n_heads}.",
         )
         require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}.")
-        require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}.")
-        require(self.position_rate > 0, f"position_rate must be above 0, got {self.position_rate}.")
+        self._check_rates()
         require(
             (self.data is not None) == (self.task == "text"),
             "the task 'text' needs a text as data, and no other task takes one: "
@@ -124,6 +129,38 @@ class LMConfig(Result):
             f"the task {self.task!r} is for the causal objective, got {self.objective!r}.",
         )
 
+        require(
+            not self.tokenized or (self.valid is None and self.tokenizer is None),
+            f"{self.data} is a tokenized corpus, which holds its validation text and its tokenizer:"
+            " leave out --valid and --tokenizer.",
+        )
+        if self.vocab_size is None and not self.tokenized:
+            object.__setattr__(self, "vocab_size", VOCABULARY)
+
+    def _check_rates(self) -> None:
+        rates = ", ".join(map(str, self.learning_rates))
+        require(len(self.learning_rates) > 0, "give one learning rate or more, got none.")
+        require(min(self.learning_rates) > 0, f"learning_rates must be above 0, got {rates}.")
+        require(
+            len(set(self.learning_rates)) == len(self.learning_rates),
+            f"name each learning rate once, got {rates}.",
+        )
+        require(
+            not self.tunes or self.tuning_tokens >= self.train_length,
+            f"tuning_tokens must be at least train_length = {self.train_length} to choose among "
+            f"several learning rates, got {self.tuning_tokens}.",
+        )
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the data is a tokenized corpus in a file."""
+        return self.data is not None and self.data.endswith(CORPUS)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether each method chooses among several learning rates."""
+        return len(self.learning_rates) > 1
+
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -131,7 +168,8 @@ class LMConfig(Result):
 
     def fixed(self) -> dict[str, Any]:
         """What two runs into one folder must have in common."""
-        return {key: value for key, value in self.plain().items() if key not in FREE}
+        free = (*FREE, "vocab_size") if self.tokenized else FREE  # it is a corpus' own
+        return {key: value for key, value in self.plain().items() if key not in free}
 
 
 def fingerprint(fixed: dict[str, Any], data_sha256: str) -> str:
@@ -151,11 +189,17 @@ def read_config(path: Path | None, flags: dict[str, Any]) -> LMConfig:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not TOML: {error}.") from None
+    given = {name: value for name, value in flags.items() if value is not None}
+    return config_of(found | given, where=str(path))
+
+
+def config_of(found: dict[str, Any], *, where: str) -> LMConfig:
+    """The configuration with these fields; `where` names in an error what they were read from."""
+    found = dict(found)
     hints = typing.get_type_hints(LMConfig)
     names = [field.name for field in fields(LMConfig)]
     for name in found:
-        require(name in names, unknown(f"option in {path}", name, names))
-    found |= {name: value for name, value in flags.items() if value is not None}
+        require(name in names, unknown(f"option in {where}", name, names))
     length = found.get("train_length")
     if isinstance(length, int) and "eval_lengths" not in found:
         found["eval_lengths"] = (length, 2 * length, 4 * length)

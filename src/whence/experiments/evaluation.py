@@ -28,7 +28,7 @@ def losses(
     model = model.to(device).eval()
     found = []
     lengths = sorted(set(config.eval_lengths))
-    tokens = max(config.batch // config.accumulate * config.train_length, 1)
+    tokens = _at_a_time(config)
     for place, length in enumerate(lengths):
         say(f"testing at length {length}", place / len(lengths))
         for how in (SCRATCH, SLIDING):
@@ -36,6 +36,19 @@ def losses(
             if batches is not None:
                 found.append(_at_length(model, batches, length, how, config, device))
     return tuple(found)
+
+
+@torch.no_grad()
+def tuning_loss(model: Any, source: Source, config: LMConfig, device: torch.device) -> float | None:
+    """From scratch at the length of training, on data that is not reported; None if not finite."""
+    batches = source.tuning(tokens=_at_a_time(config))
+    model = model.to(device).eval()
+    return _at_length(model, batches, config.train_length, SCRATCH, config, device).loss
+
+
+def _at_a_time(config: LMConfig) -> int:
+    """Tokens of a batch: as many as training has, which fits into memory."""
+    return max(config.batch // config.accumulate * config.train_length, 1)
 
 
 def _at_length(
@@ -49,13 +62,14 @@ def _at_length(
     limit = model.model.stack.position.max_length()
     if limit is not None and length > limit:
         return _none(length, how, f"{config_name(model)} knows {limit} positions")
-    sums = torch.zeros(3, length, dtype=torch.float64)  # loss, hits and tokens by position
+    # loss, hits and tokens by position; kept on the device, which then has no reason to wait
+    sums = torch.zeros(3, length, dtype=torch.float64, device=device)
     try:
         for batch in batches:
             sums += _by_position(model, batch, config, device)
     except torch.OutOfMemoryError:
         return _none(length, how, f"out of memory at length {length}")
-    loss, hits, count = sums.numpy()
+    loss, hits, count = sums.cpu().numpy()
     total = count.sum()
     mean = float(loss.sum() / total)
     if not math.isfinite(mean):  # it would have no place in a ranking
@@ -90,7 +104,7 @@ def _by_position(
             parts.append(_of_rows(model.lm_head(flat[start:stop]).float(), wanted[start:stop]))
     loss, hits = (torch.cat(column).view_as(targets) for column in zip(*parts, strict=True))
     count = targets != IGNORED
-    return torch.stack([x.double().sum(dim=0) for x in (loss, hits, count)]).cpu()
+    return torch.stack([x.double().sum(dim=0) for x in (loss, hits, count)])
 
 
 def _of_rows(

@@ -12,6 +12,9 @@ from whence.experiments.config import LMConfig
 from whence.experiments.job import full_disk_named
 from whence.experiments.lock import only_one
 from whence.experiments.source import Source
+from whence.experiments.tasks import Task
+from whence.experiments.text import Text
+from whence.experiments.tokens import Corpus
 from whence.experiments.training import check_runnable, join_processes, meet, processes
 
 EXPERIMENT, TOKENIZER = "experiment.json", "tokenizer.json"
@@ -27,46 +30,74 @@ class Experiment(Result):
 
 def prepared(config: LMConfig, out: Path) -> Source:
     """The data, and the folder made ready for it; of several processes the first one writes."""
-    from whence.experiments.tasks import Task
-    from whence.experiments.text import Text
-    from whence.experiments.tokens import encoded, read_texts, tokenizer_for
+    from whence.experiments.corpus_file import load_corpus
+    from whence.experiments.tokens import encoded, keep_tokenizer, read_texts, tokenizer_for
 
     check_runnable(config)
     join_processes(config)
     if config.task != "text":
-        task = Task(
-            config.task,
-            distance=config.distance,
-            train_length=config.train_length,
-            eval_tokens=config.eval_tokens,
-        )
+        task = task_source(config)
         _claim(out, config, task.sha256)
         return task
     assert config.data is not None
+    if config.tokenized:
+        corpus, json = load_corpus(Path(config.data))
+        source = text_source(config, corpus)
+        _check(out, config, corpus.sha256)
+        with full_disk_named(out), only_one(out):
+            if processes()[0] == 0:
+                keep_tokenizer(corpus, json, out / TOKENIZER, named=config.data)
+            meet()
+        _claim(out, config, corpus.sha256)
+        return source
     texts = read_texts(config.data, config.valid, column=config.text_column)
     _check(out, config, texts.sha256)
     given = None if config.tokenizer is None else Path(config.tokenizer)
     size = config.vocab_size
+    assert size is not None
     tokenizer = partial(tokenizer_for, texts, cache=out / TOKENIZER, given=given, vocab_size=size)
     with full_disk_named(out), only_one(out):
         if processes()[0] == 0:
             tokenizer()
         meet()
         stored = tokenizer()
-    source = Text(
-        encoded(texts, stored),
-        train_length=config.train_length,
-        longest=max(config.eval_lengths),
-        masked=config.objective == "masked",
-        eval_tokens=config.eval_tokens,
-    )
+    source = text_source(config, encoded(texts, stored))
     _claim(out, config, texts.sha256)
     return source
 
 
-def job_folder(out: Path, method: str, seed: int) -> Path:
+def text_source(config: LMConfig, corpus: Corpus) -> Text:
+    """A corpus cut as the configuration wants it; several experiments may share the corpus."""
+    require(
+        not config.tokenized or config.vocab_size in (None, corpus.vocab_size),
+        f"{config.data} has a vocabulary of {corpus.vocab_size} tokens, not of "
+        f"{config.vocab_size}: leave out --vocab-size.",
+    )
+    return Text(
+        corpus,
+        train_length=config.train_length,
+        longest=max(config.eval_lengths),
+        masked=config.objective == "masked",
+        eval_tokens=config.eval_tokens,
+        tuning_tokens=config.tuning_tokens if config.tunes else 0,
+    )
+
+
+def task_source(config: LMConfig) -> Task:
+    """The sequences of a task other than text."""
+    return Task(
+        config.task,
+        distance=config.distance,
+        train_length=config.train_length,
+        eval_tokens=config.eval_tokens,
+        tuning_tokens=config.tuning_tokens if config.tunes else 0,
+    )
+
+
+def job_folder(out: Path, method: str, seed: int, *, rate: float | None = None) -> Path:
     """Of one job; the name says which. A sign for a sign, so that x=-1 is not x=1."""
-    return out / "jobs" / f"{re.sub(r'[^A-Za-z0-9.]', '-', method)}.seed-{seed}"
+    at = "" if rate is None else f".rate-{rate}"
+    return out / "jobs" / f"{re.sub(r'[^A-Za-z0-9.]', '-', method)}{at}.seed-{seed}"
 
 
 def _check(out: Path, config: LMConfig, sha256: str) -> None:

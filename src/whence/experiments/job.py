@@ -31,6 +31,7 @@ def run_job(
     source: Source,
     folder: Path,
     *,
+    learning_rate: float,
     fingerprint: str,
     say: Say = lambda what, share: None,
     deadline: float | None = None,
@@ -51,12 +52,13 @@ def run_job(
                     seed,
                     source,
                     folder,
+                    learning_rate=learning_rate,
                     fingerprint=fingerprint,
                     say=say,
                     deadline=deadline,
                     side_by_side=side_by_side,
                 )
-    job = finished(path, fingerprint, method, seed)
+    job = finished(path, fingerprint, method, seed, learning_rate)
     require(
         not config.keep_models or bool(job.stopped) or (folder / MODEL).is_dir(),
         f"{folder} is of a finished job whose model was not kept. Leave --keep-models out, or "
@@ -73,6 +75,7 @@ def _run(
     source: Source,
     folder: Path,
     *,
+    learning_rate: float,
     fingerprint: str,
     say: Say,
     deadline: float | None,
@@ -84,6 +87,7 @@ def _run(
         seed,
         source,
         folder,
+        learning_rate=learning_rate,
         say=lambda what, share: say(what, 0.85 * share),
         deadline=deadline,
         side_by_side=side_by_side,
@@ -96,6 +100,7 @@ def _run(
             source,
             trained,
             fingerprint,
+            learning_rate=learning_rate,
             say=lambda what, share: say(what, 0.85 + 0.15 * share),
         )
         if config.keep_models and not trained.stopped:
@@ -110,11 +115,12 @@ def _tidy(folder: Path, job: Job) -> None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def finished(path: Path, fingerprint: str, method: str, seed: int) -> Job:
+def finished(path: Path, fingerprint: str, method: str, seed: int, learning_rate: float) -> Job:
     """The result of a job that was run before, of this experiment."""
     job = Job.load(path)
     require(
-        (job.fingerprint, job.method, job.seed) == (fingerprint, method, seed),
+        (job.fingerprint, job.method, job.seed, job.learning_rate)
+        == (fingerprint, method, seed, learning_rate),
         f"{path} is a result of another experiment. Give another --out, or delete it.",
     )
     return job
@@ -143,10 +149,11 @@ def _judged(
     trained: Trained,
     fingerprint: str,
     *,
+    learning_rate: float,
     say: Say,
 ) -> Job:
     from whence.experiments import lag_views
-    from whence.experiments.evaluation import losses
+    from whence.experiments.evaluation import losses, tuning_loss
     from whence.experiments.watching import learned_table
 
     model, log, device = trained.model, trained.log, device_of(config)
@@ -156,8 +163,11 @@ def _judged(
     tested: tuple[LengthLoss, ...] = ()
     views: dict[str, Any] = {"stated": (), "attention": ()}
     grams: list[Any] = [None, None]
+    tuned: float | None = None
     if not trained.stopped:
         tested = losses(model, source, config, device, say=say)
+        if config.tunes and seed == 0:
+            tuned = tuning_loss(model, source, config, device)
         first = new_model(config, method, seed, source.vocab_size)
         model = model.float()
         views = {"attention": lag_views.attention(first, model, source, device)}
@@ -185,5 +195,7 @@ def _judged(
         ),
         gram_before=grams[0],
         gram_after=grams[1],
+        learning_rate=learning_rate,
+        tuning_loss=tuned,
         **views,
     )

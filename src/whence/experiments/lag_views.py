@@ -78,5 +78,9 @@ def _attention(model: Any, ids: Int[Tensor, "rows n"]) -> Curves:
 
 
 def _by_lag(weights: Float[Tensor, "h n n"], lags: range) -> Float[Tensor, "h l"]:
-    means = [weights.diagonal(lag, dim1=1, dim2=2).mean(dim=-1) for lag in lags]
-    return torch.stack(means, dim=-1)
+    n = weights.shape[-1]
+    lag = torch.arange(lags.start, lags.stop, device=weights.device)
+    key = torch.arange(n, device=weights.device)[:, None] + lag
+    inside = (key >= 0) & (key < n)
+    gathered = weights.gather(2, key.clamp(0, n - 1).expand(len(weights), -1, -1))
+    return (gathered * inside).sum(dim=1) / inside.sum(dim=0)

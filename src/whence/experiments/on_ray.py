@@ -1,11 +1,11 @@
 """The jobs of a sweep on a Ray cluster, as many at a time as it has room for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from whence.analysis.language import Job
 from whence.experiments.config import LMConfig
+from whence.experiments.results import Run, n_runs
 from whence.experiments.training import device_of
 
 LOCAL = "local"
@@ -15,18 +15,19 @@ Say = Callable[[str, float], None]
 
 def run_on_ray(
     config: LMConfig,
-    jobs: list[tuple[str, int]],
+    lists: Iterable[list[Run]],
     out: Path,
     *,
     address: str,
     say: Say,
     side_by_side: int,
-) -> list[Job]:
-    """All jobs, in the order given. A job runs on one GPU, or on as many threads as this process.
+) -> None:
+    """All runs, one list after another, as the next list may depend on the results of the last.
 
-    Each writes its own folder, which the cluster's machines must all see; the results are read from
-    there, so that a sweep on Ray and a serial one give the same table, but for the speed: jobs
-    that share a machine's cores have none of their own.
+    A job runs on one GPU, or on as many threads as this process. Each writes its own folder, which
+    the cluster's machines must all see, and where results are read from, so that a sweep on Ray and
+    a serial one give the same table, but for the speed: jobs that share a machine's cores have none
+    of their own.
     """
     import ray  # an extra
     import torch
@@ -45,22 +46,21 @@ def run_on_ray(
         share = min(threads, int(ray.cluster_resources().get("CPU", 1)))
         remote: Any = ray.remote(num_cpus=share, num_gpus=1 if gpu else 0, max_retries=2)(_run)
         room = 1 if gpu else _room(ray.nodes(), share)
-        beside = max(side_by_side, min(len(jobs), room))
         folder = str(out.resolve())
-        waiting = {
-            remote.remote(config.to_json(), method, seed, folder, threads, beside): place
-            for place, (method, seed) in enumerate(jobs)
-        }
-        found: dict[int, Job] = {}
-        while waiting:
-            done, _ = ray.wait(list(waiting), num_returns=1)
-            place = waiting.pop(done[0])
-            found[place] = Job.load(Path(ray.get(done[0])))
-            say(f"{len(found)} of {len(jobs)} jobs done", len(found) / len(jobs))
+        n_done, total = 0, n_runs(config)
+        for runs in lists:
+            beside = max(side_by_side, min(len(runs), room))
+            waiting = [
+                remote.remote(config.to_json(), *run, folder, threads, beside) for run in runs
+            ]
+            while waiting:
+                (done,), waiting = ray.wait(waiting, num_returns=1)
+                ray.get(done)  # an error of the job is raised here
+                n_done += 1
+                say(f"{n_done} of {total} jobs done", n_done / total)
     finally:
         if ours:
             ray.shutdown()
-    return [found[place] for place in range(len(jobs))]
 
 
 def _room(nodes: list[dict[str, Any]], share: int) -> int:
@@ -69,14 +69,14 @@ def _room(nodes: list[dict[str, Any]], share: int) -> int:
     return max((int(n // share) for n in cores), default=1)
 
 
-def _run(config: str, method: str, seed: int, out: str, threads: int, beside: int) -> str:
+def _run(
+    config: str, method: str, seed: int, rate: float, out: str, threads: int, beside: int
+) -> None:
     """One job in a worker, with as many threads as elsewhere: their number changes sums' order."""
     import torch
 
-    from whence.experiments.folder import job_folder
-    from whence.experiments.job import RESULT
     from whence.experiments.sweep import run_one
 
     torch.set_num_threads(threads)
-    run_one(LMConfig.from_json(config), method, seed, Path(out), side_by_side=beside)
-    return str(job_folder(Path(out), method, seed) / RESULT)
+    read = LMConfig.from_json(config)
+    run_one(read, method, seed, Path(out), learning_rate=rate, side_by_side=beside)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 IGNORED = -100
-VALIDATION = -1  # a seed that no run has
+VALIDATION, TUNING = -1, -2  # seeds that no run has
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,10 @@ class Source(ABC):
     @abstractmethod
     def scored(self, length: int, *, sliding: bool, tokens: int) -> Iterator[Scored] | None:
         """Test sequences in batches of about `tokens` tokens; None where there is no such way."""
+
+    @abstractmethod
+    def tuning(self, *, tokens: int) -> Iterator[Scored]:
+        """Sequences of the training length that are never reported, by which rates are chosen."""
 
     @abstractmethod
     def sample(self, rows: int) -> Int[Tensor, "rows n"]:

@@ -1,18 +1,27 @@
-"""Methods times seeds into one folder: one after another, side by side, or on a Ray cluster."""
+"""All jobs of an experiment into one folder: in turn, side by side, or on a Ray cluster."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from whence.analysis.language import Job, Language
 from whence.checks import at_least, require
 from whence.experiments.config import LMConfig, fingerprint
-from whence.experiments.folder import job_folder, prepared
-from whence.experiments.job import RESULT, finished, full_disk_named, run_job
+from whence.experiments.folder import prepared
+from whence.experiments.job import full_disk_named, run_job
+from whence.experiments.results import (
+    RESULTS,
+    Run,
+    best_rate,
+    gathered,
+    n_runs,
+    run_folder,
+    tried,
+    waves,
+)
 from whence.experiments.source import Source
 from whence.experiments.training import OutOfTimeError, processes
-
-RESULTS = "lm.json"
 
 Say = Callable[[str, float], None]
 
@@ -40,21 +49,26 @@ def run_lm(
         "a time limit is for one process: leave out torchrun and --ray, or the limit.",
     )
     source = prepared(config, out)
-    jobs = [(method, seed) for method in config.methods for seed in range(config.seeds)]
+    lists = waves(config, out, name=fingerprint(config.fixed(), source.sha256))
+    late: OutOfTimeError | None = None
     if ray is not None:
         from whence.experiments.on_ray import run_on_ray
 
-        found = run_on_ray(config, jobs, out, address=ray, say=say, side_by_side=side_by_side)
+        run_on_ray(config, lists, out, address=ray, say=say, side_by_side=side_by_side)
     else:
-        found = _one_by_one(config, jobs, source, out, say, deadline, side_by_side)
-    facts = {key: str(value) for key, value in source.facts().items()}
-    where = _machine(out / RESULTS, found, machine or {})
-    results = Language(config.plain(), facts, where, tuple(_light(found)))
+        runs = (run for some in lists for run in some)
+        try:
+            for place, run in enumerate(runs):
+                _run(config, run, place, source, out, say, deadline, side_by_side)
+        except OutOfTimeError as error:
+            late = error
+    results = gathered(config, source, out, {})
+    results = replace(results, machine=_machine(out / RESULTS, results, machine or {}))
     if processes()[0] == 0:
         with full_disk_named(out):
             results.save(out / RESULTS)
-    if len(found) < len(jobs):
-        raise OutOfTimeError(f"{len(found)} of {len(jobs)} jobs are done")
+    if late is not None:
+        raise OutOfTimeError(f"{_n_done(config, results)} of {n_runs(config)} jobs are done")
     return results
 
 
@@ -64,6 +78,7 @@ def run_one(
     seed: int,
     out: Path,
     *,
+    learning_rate: float | None = None,
     source: Source | None = None,
     say: Say = lambda what, share: None,
     deadline: float | None = None,
@@ -72,80 +87,86 @@ def run_one(
     """One job of the experiment in `out`: its result, read if it is there, else run for.
 
     Any number of processes may work in one folder at a time, on any jobs: one that another process
-    is at is waited for. No lm.json is written; `run_lm` does, once all is done. `source` is what
-    `prepared(config, out)` gave, where a process runs several jobs; `deadline` and `side_by_side`
-    are those of `run_lm`.
+    is at is waited for. No lm.json is written; `run_lm` does, once all is done. `learning_rate` is
+    one of the configuration's; unless given it is the only one, or of several the method's best,
+    once all of them have been run with seed 0. `source` is what `prepared(config, out)` gave, where
+    a process runs several jobs; `deadline` and `side_by_side` are those of `run_lm`.
     """
     at_least(1, side_by_side=side_by_side)
     at_least(0, seed=seed)
+    rates = ", ".join(map(str, config.learning_rates))
+    require(
+        learning_rate is None or learning_rate in config.learning_rates,
+        f"learning_rate must be one of the experiment's, {rates}, got {learning_rate}.",
+    )
     source = prepared(config, out) if source is None else source
+    name = fingerprint(config.fixed(), source.sha256)
+    if learning_rate is None:
+        learning_rate = best_rate(config, method, tried(config, method, out, name=name))
+    if learning_rate is None:
+        raise ValueError(
+            f"the best learning rate of {method} is known once all of {rates} have been run with "
+            "seed 0: name one of them."
+        )
     return run_job(
         config,
         method,
         seed,
         source,
-        job_folder(out, method, seed),
-        fingerprint=fingerprint(config.fixed(), source.sha256),
+        run_folder(config, out, Run(method, seed, learning_rate)),
+        learning_rate=learning_rate,
+        fingerprint=name,
         say=say,
         deadline=deadline,
         side_by_side=side_by_side,
     )
 
 
-def _one_by_one(
+def _run(
     config: LMConfig,
-    jobs: list[tuple[str, int]],
+    run: Run,
+    place: int,
     source: Source,
     out: Path,
     say: Say,
     deadline: float | None,
     side_by_side: int,
-) -> list[Job]:
-    found: list[Job] = []
-    for place, (method, seed) in enumerate(jobs):
+) -> None:
+    """One of the runs in turn, whose progress is said as a part of all."""
+    rate = f", rate {run.learning_rate:g}" if config.tunes else ""
+    of = f", seed {run.seed}" if config.seeds > 1 else ""
 
-        def report(what: str, share: float, place: int = place, label: str = method) -> None:
-            of = f", seed {jobs[place][1]}" if config.seeds > 1 else ""
-            say(f"{label}{of}: {what}", (place + share) / len(jobs))
+    def report(what: str, share: float) -> None:
+        say(f"{run.method}{rate}{of}: {what}", (place + share) / n_runs(config))
 
-        try:
-            job = run_one(
-                config,
-                method,
-                seed,
-                out,
-                source=source,
-                say=report,
-                deadline=deadline,
-                side_by_side=side_by_side,
-            )
-        except OutOfTimeError:
-            name = fingerprint(config.fixed(), source.sha256)
-            for rest in jobs[place:]:
-                path = job_folder(out, *rest) / RESULT
-                found += [finished(path, name, *rest)] if path.is_file() else []
-            break
-        found.append(job)
-    return found
+    run_one(
+        config,
+        run.method,
+        run.seed,
+        out,
+        learning_rate=run.learning_rate,
+        source=source,
+        say=report,
+        deadline=deadline,
+        side_by_side=side_by_side,
+    )
 
 
-def _machine(path: Path, jobs: list[Job], here: dict[str, Any]) -> dict[str, Any]:
+def _n_done(config: LMConfig, results: Language) -> int:
+    """How many runs are finished; of several rates that were tried with seed 0, each is one."""
+    if not config.tunes:
+        return len(results.jobs)
+    return len(results.tuning) + sum(job.seed > 0 for job in results.jobs)
+
+
+def _machine(path: Path, results: Language, here: dict[str, Any]) -> dict[str, Any]:
     """Where the jobs ran: here, unless lm.json has had them all, so that none ran now."""
     if not path.is_file():
         return here
     there = Language.load(path)
-    had = {(job.method, job.seed) for job in there.jobs}
-    ran = any((job.method, job.seed) not in had for job in jobs)
-    return here if ran or not there.machine else there.machine
-
-
-def _light(jobs: list[Job]) -> list[Job]:
-    """The pictures of a method's first seed are kept, those of the others stay in their folders."""
-    seen: set[str] = set()
-    light = []
-    for job in jobs:
-        whole = job.method not in seen and not job.stopped
-        light.append(job if whole else job.lighter())
-        if whole:
-            seen.add(job.method)
-    return light
+    had, have = (
+        {(job.method, job.seed) for job in one.jobs}
+        | {(tuned.method, tuned.learning_rate) for tuned in one.tuning}
+        for one in (there, results)
+    )
+    return here if have - had or not there.machine else there.machine

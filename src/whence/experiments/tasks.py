@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from whence.checks import require
-from whence.experiments.source import IGNORED, VALIDATION, Scored, Source, generator
+from whence.experiments.source import IGNORED, TUNING, VALIDATION, Scored, Source, generator
 
 FILLER, ASK = 0, 1  # tokens that are not symbols
 SYMBOLS = 32
@@ -68,16 +68,24 @@ TASKS: dict[str, Callable[[int, torch.Generator, int], Sequence]] = {
 
 
 class Task(Source):
-    """Fresh sequences without end; those of the validation seed are never trained on."""
+    """Fresh sequences without end; those of validation and tuning are never trained on."""
 
-    def __init__(self, name: str, *, distance: int, train_length: int, eval_tokens: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        distance: int,
+        train_length: int,
+        eval_tokens: int,
+        tuning_tokens: int = 0,
+    ) -> None:
         require(
             name != "back" or distance < train_length,
             f"the task 'back' needs a distance below train_length, got {distance} and "
             f"{train_length}.",
         )
         self.name, self.distance, self.train_length = name, distance, train_length
-        self.eval_tokens = eval_tokens
+        self.eval_tokens, self.tuning_tokens = eval_tokens, tuning_tokens
         self.vocab_size = 2 + 2 * SYMBOLS
         self.sha256 = hashlib.sha256(f"{name} {distance} {SYMBOLS}".encode()).hexdigest()
 
@@ -90,7 +98,13 @@ class Task(Source):
 
     def scored(self, length: int, *, sliding: bool, tokens: int) -> Iterator[Scored] | None:
         """As many sequences as make up the test tokens; a task cannot slide."""
-        return None if sliding else self._scored(length, max(tokens // length, 1))
+        rows = max(tokens // length, 1)
+        return None if sliding else self._scored(length, rows, VALIDATION, self.eval_tokens)
+
+    def tuning(self, *, tokens: int) -> Iterator[Scored]:
+        """As many sequences as make up the tuning tokens, of a seed of their own."""
+        rows = max(tokens // self.train_length, 1)
+        return self._scored(self.train_length, rows, TUNING, self.tuning_tokens)
 
     def sample(self, rows: int) -> Int[Tensor, "rows n"]:
         """Validation sequences."""
@@ -102,11 +116,11 @@ class Task(Source):
         distance = {"distance": self.distance} if self.name == "back" else {}
         return {"task": self.name, "vocab_size": self.vocab_size, "sha256": self.sha256, **distance}
 
-    def _scored(self, length: int, rows: int) -> Iterator[Scored]:
-        count = max(self.eval_tokens // length, 1)
+    def _scored(self, length: int, rows: int, seed: int, tokens: int) -> Iterator[Scored]:
+        count = max(tokens // length, 1)
         for first in range(0, count, rows):
             numbers = range(first, min(first + rows, count))
-            pairs = [self._drawn(length, VALIDATION, i) for i in numbers]
+            pairs = [self._drawn(length, seed, i) for i in numbers]
             yield Scored(torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs]))
 
     def _drawn(self, length: int, seed: int, index: int) -> Sequence:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Integer
 
 from whence.analysis.stored import Result
 from whence.checks import at_least, require
@@ -15,8 +16,6 @@ END, MASK = "<|end|>", "<|mask|>"
 FEWEST = 256 + 2  # every byte, and the two
 VALID_SHARE = 10  # the last tenth of a text is for validation where no other text is given
 PIECE = 1 << 16  # characters that are encoded as one; larger ones use one core
-
-Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +31,11 @@ class StoredTokenizer(Result):
 class Corpus:
     """Training and validation tokens."""
 
-    train: Tokens
-    valid: Tokens
+    train: Integer[np.ndarray, " n"]
+    valid: Integer[np.ndarray, " m"]
     vocab_size: int
-    mask: int
-    characters: int
+    mask: int | None  # None where the tokenizer has no such token
+    characters: int  # of the training text
     sha256: str  # of both texts
 
 
@@ -97,6 +96,18 @@ def tokenizer_for(
     return stored
 
 
+def keep_tokenizer(corpus: Corpus, tokenizer: str, cache: Path, *, named: str) -> None:
+    """Put the tokenizer of a corpus that is read from the file `named` into `cache`."""
+    if cache.is_file():
+        require(
+            StoredTokenizer.load(cache).tokenizer == tokenizer,
+            f"{cache} is another tokenizer than that of {named}, and jobs there may have used it. "
+            "Give another --out.",
+        )
+    else:
+        StoredTokenizer(corpus.sha256, corpus.vocab_size, tokenizer).save(cache)
+
+
 def encoded(texts: Texts, stored: StoredTokenizer) -> Corpus:
     """The texts in tokens."""
     from tokenizers import Tokenizer
@@ -146,7 +157,7 @@ def _trained(texts: Texts, vocab_size: int) -> StoredTokenizer:
     return StoredTokenizer(texts.sha256, vocab_size, tokenizer.to_str())
 
 
-def _encoded(tokenizer: Any, text: str) -> Tokens:
+def _encoded(tokenizer: Any, text: str) -> Integer[np.ndarray, " n"]:
     parts = tokenizer.encode_batch_fast(_pieces(text), add_special_tokens=False)
     return np.concatenate([np.asarray(part.ids, np.int32) for part in parts])
 

@@ -93,15 +93,19 @@ def train(
     source: Source,
     folder: Path,
     *,
+    learning_rate: float,
     say: Say,
     deadline: float | None = None,
     side_by_side: int = 1,
 ) -> Trained:
-    """Train in `folder`, which keeps the last two checkpoints."""
+    """Train in `folder`, which keeps the last two checkpoints.
+
+    A run that is shorter than `save_every` writes one when the time is spent, and else none.
+    """
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
 
-    from whence.experiments.rates import trainer_class
+    from whence.experiments.trainer import LogitSparingTrainer
     from whence.experiments.watching import Watch
 
     rank, world = processes()
@@ -125,12 +129,13 @@ def train(
         deadline=deadline,
         main=rank == 0,
         side_by_side=side_by_side,
+        saves_the_last=config.save_every <= config.steps,
     )
     begun = 0 if last is None else last[0]
     callbacks = [watch, *(_tensorboard(folder, begun) if rank == 0 else ())]
-    trainer = trainer_class(config.position_rate)(
+    trainer = LogitSparingTrainer(
         model,
-        _arguments(config, seed, folder, world),
+        _arguments(config, seed, folder, world, learning_rate),
         train_dataset=Examples(source, seed=seed, n=config.steps * config.batch),
         data_collator=stacked,
         callbacks=callbacks,
@@ -239,7 +244,7 @@ def check_fsdp(device: torch.device) -> None:
     )
 
 
-def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
+def _arguments(config: LMConfig, seed: int, folder: Path, world: int, learning_rate: float) -> Any:
     from transformers import TrainingArguments
 
     device, parts = device_of(config), world * config.accumulate
@@ -248,7 +253,7 @@ def _arguments(config: LMConfig, seed: int, folder: Path, world: int) -> Any:
         max_steps=config.steps,
         per_device_train_batch_size=config.batch // parts,
         gradient_accumulation_steps=config.accumulate,
-        learning_rate=config.learning_rate,
+        learning_rate=learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=config.warmup,
         weight_decay=config.weight_decay,

@@ -37,10 +37,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         deadline: float | None,
         main: bool,
         side_by_side: int,
+        saves_the_last: bool,
     ) -> None:
         self.folder, self.length, self.tokens_a_step = folder, length, tokens_a_step
         self.say, self.deadline, self.main = say, deadline, main
-        self.side_by_side = side_by_side
+        self.side_by_side, self.saves_the_last = side_by_side, saves_the_last
         self.bad: str = ""
         self.out_of_time = False
         self._start, self._first, self._warm = 0.0, 0, False
@@ -59,8 +60,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.say("training", state.global_step / state.max_steps)
         late = self.deadline is not None and time.monotonic() > self.deadline
         step = state.global_step
-        if step >= state.max_steps:  # it is saved, whether a log was due or not
+        if step >= state.max_steps:  # it is looked at, whether a log was due or not
             control.should_log = True
+            control.should_save = self.saves_the_last
         if late and step % state.logging_steps == 0 and step < state.max_steps:
             self.out_of_time = True
             control.should_save = control.should_training_stop = True

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -53,34 +53,47 @@ def positions_for(
 
 
 def completed(position: str, base: nn.Module) -> str:
-    """The text with what an image model knows filled in: the patches in a row, and its [CLS].
+    """The text with what is known of a pretrained model filled in.
+
+    A method that can begin without an effect does so unless told otherwise. An image model knows
+    the patches in a row, and its [CLS].
 
     >>> completed("tisa2d:kernels=3", vit)  # doctest: +SKIP
-    'tisa2d:kernels=3,height=14,width=14,prefix=1'
+    'tisa2d:width=14,prefix=1,kernels=3,start=zero'
     """
     config: Any = base.config
-    if not hasattr(config, "patch_size"):
-        return position
-    image, patch = (_pair(size) for size in (config.image_size, config.patch_size))
-    known = {"height": image[0] // patch[0], "width": image[1] // patch[1], "prefix": 1}
+    known: dict[str, int] = {}
+    if hasattr(config, "patch_size"):
+        image, patch = (_pair(size) for size in (config.image_size, config.patch_size))
+        known = {"height": image[0] // patch[0], "width": image[1] // patch[1], "prefix": 1}
     texts = []
     for name, options in parse(position):
         wanted = inspect.signature(METHODS[name]).parameters if name in METHODS else {}
         more = {key: str(value) for key, value in known.items() if key in wanted}
         filled = {**more, **options}
+        if "start" in wanted and "zero" in get_args(wanted["start"].annotation):
+            filled.setdefault("start", "zero")
         texts.append(":".join([name, *[",".join(f"{k}={v}" for k, v in filled.items())]]))
     return "+".join(text.removesuffix(":") for text in texts)
 
 
 def cast_like(positions: Positions, references: Sequence[nn.Module]) -> None:
-    """Each method to the device and precision of its layer; buffers keep their precision."""
+    """Each method to the device and precision of its layer.
+
+    Buffers keep their precision, and so do numbers of a logit's size.
+    """
     for layer, module in zip(positions.layers, references, strict=True):
         parameter = next(module.parameters())
         for owner in () if layer is None else (layer, positions.whole):
             if not parameter.is_meta:
                 owner.to(parameter.device)
+            methods = [
+                m for m in owner.modules() if isinstance(m, PositionMethod) and m.logit_sized
+            ]
+            kept = {id(p) for method in methods for p in method.parameters()}
             for p in owner.parameters():
-                p.data = p.data.to(parameter.dtype)
+                if id(p) not in kept:
+                    p.data = p.data.to(parameter.dtype)
 
 
 def _check(part: PositionMethod, family: Family, base: nn.Module, shape: dict[str, Any]) -> None:

@@ -64,11 +64,16 @@ class PositionedModel:
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """transformers' own, and then: all of the method's weights must have been there."""
+        from whence.former import HUB, load_former
         from whence.hf.loading import checked
 
         wanted = bool(kwargs.pop("output_loading_info", False))
         loading: Any = super()
         model, info = loading.from_pretrained(*args, output_loading_info=True, **kwargs)
+        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        if path is not None and info["missing_keys"]:
+            hub = {key: kwargs[key] for key in HUB if key in kwargs}
+            info["missing_keys"] -= load_former(model, path, info["missing_keys"], **hub)
         checked(model, info)
         return (model, info) if wanted else model
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -58,6 +57,5 @@ def t5_from(model: PreTrainedModel, *, stack: Literal["encoder", "decoder"] = "e
         causal=stack == "decoder",
     )
     method.to(device=table.device, dtype=table.dtype)
-    with torch.no_grad():
-        method.table.copy_(table)
+    method.table = table.detach()
     return method

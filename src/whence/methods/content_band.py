@@ -1,13 +1,18 @@
 """A content-conditioned band (Inkling, 2026): each query mixes learned profiles of the distance."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least
+from whence.checks import at_least, one_of
 from whence.lag import LagBias, Line
 from whence.method import Content, PositionMethod, longest_lag, need
+from whence.methods.starts import widths
+
+STARTS = ("local", "normal", "zero")
 
 
 class ContentBand(PositionMethod):
@@ -17,6 +22,10 @@ class ContentBand(PositionMethod):
     differ. Keys ahead of the query get 0, as in the causal model it was made for; with `symmetric`
     they get r_i . B[:, j - i]. Inkling also scales q and this bias by a function of i on long
     inputs: not here.
+
+    With start="local" the profiles begin as Gaussians of the distance at many scales, of which W_r,
+    N(0, 0.1), mixes some for each query. "normal" draws both from N(0, 0.02). With "zero" the
+    profiles are 0 and W_r as with "local", so that a model to which it is added does not change.
     """
 
     paper = "Inkling 2026 (transformers: InklingRelativeLogits)"
@@ -30,15 +39,26 @@ class ContentBand(PositionMethod):
         rank: int = 16,
         width: int = 1024,
         symmetric: bool = False,
+        start: Literal["local", "normal", "zero"] = "local",
     ) -> None:
         super().__init__()
+        one_of("start", start, STARTS)
         at_least(1, n_heads=n_heads, d_model=d_model, rank=rank, width=width)
         self.n_heads, self.d_model, self.rank = n_heads, d_model, rank
-        self.width, self.symmetric = width, symmetric
+        self.width, self.symmetric, self.start = width, symmetric, start
         self.mix = nn.Linear(d_model, n_heads * rank, bias=False)
         self.profiles = nn.Parameter(torch.empty(rank, width))
-        nn.init.normal_(self.mix.weight, 0.0, 0.02)
-        nn.init.normal_(self.profiles, 0.0, 0.02)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `start` says."""
+        nn.init.normal_(self.mix.weight, 0.0, 0.02 if self.start == "normal" else 0.1)
+        if self.start == "normal":
+            nn.init.normal_(self.profiles, 0.0, 0.02)
+            return
+        distance = torch.arange(float(self.width)) / widths(self.rank, self.width)[:, None]
+        with torch.no_grad():
+            self.profiles.copy_((self.start == "local") * torch.exp(-0.5 * distance.square()))
 
     def score_term(
         self,

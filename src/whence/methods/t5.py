@@ -1,15 +1,20 @@
 """T5 (Raffel et al., 2020): one learned number for each head and bucket of lags."""
 
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch import Tensor
+from torch.nn.functional import embedding, one_hot
 
-from whence.checks import at_least, require
+from whence.checks import at_least, one_of, require
 from whence.lag import LagBias
 from whence.method import Content, PositionMethod
+from whence.methods.starts import falling
+from whence.units import GAIN, Scaled, empty_numbers, exact
+
+STARTS = ("local", "normal", "zero")
 
 
 class T5(PositionMethod):
@@ -17,6 +22,12 @@ class T5(PositionMethod):
 
     All lags beyond share the last one. Bidirectional models spend half of the buckets on lags > 0;
     causal ones put all of those into bucket 0.
+    `table` is [buckets, n_heads]: read it, or assign to it. What is trained is table / GAIN, so that
+    it learns at the rate of the other weights (whence.units).
+
+    start="local" prefers near keys: head h falls as -p_h log(1 + |lag|), steep heads first, as
+    TISA's do. "normal" is N(0, 0.02), with which a model trained from nothing learns little
+    (docs/lm_results.md), and "zero" is for a model that is trained already.
     T5 itself does not scale q.k by 1/sqrt(d) (pass scale=1.0), has no bias in cross-attention, and
     shares one table between its layers.
     """
@@ -26,11 +37,21 @@ class T5(PositionMethod):
     logit_sized = True
     shared_by_layers = True
     lengths_only = True
+    in_formula = ("table",)
+
+    table = Scaled()
 
     def __init__(
-        self, n_heads: int, *, buckets: int = 32, max_distance: int = 128, causal: bool = False
+        self,
+        n_heads: int,
+        *,
+        buckets: int = 32,
+        max_distance: int = 128,
+        causal: bool = False,
+        start: Literal["local", "normal", "zero"] = "local",
     ) -> None:
         super().__init__()
+        one_of("start", start, STARTS)
         at_least(1, n_heads=n_heads)
         at_least(2 if causal else 4, buckets=buckets)
         exact = (buckets if causal else buckets // 2) // 2
@@ -39,11 +60,26 @@ class T5(PositionMethod):
             f"max_distance must be above {exact}, the buckets of one lag each, got {max_distance}.",
         )
         self.n_heads, self.buckets, self.causal = n_heads, buckets, causal
-        self.max_distance = max_distance
+        self.max_distance, self.start = max_distance, start
         self.reach = _reach(buckets if causal else buckets // 2, max_distance)
-        self.table = nn.Parameter(torch.empty(buckets, n_heads))
-        nn.init.normal_(self.table, 0.0, 0.02)
+        self.raw_table = empty_numbers(buckets, n_heads)
         self._bucket: Tensor | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `start` says."""
+        if self.start == "local":
+            self.table = self._local()
+        else:
+            self.table = torch.normal(0.0, 0.02 * (self.start == "normal"), self.raw_table.shape)
+
+    def _local(self) -> Float[Tensor, "buckets h"]:
+        """The curve at the lags of each bucket, their mean; 0 in a bucket that no lag falls into."""
+        lag = torch.arange(-self.max_distance, 1 if self.causal else self.max_distance + 1)
+        bucket = t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
+        member = one_hot(bucket, self.buckets).float()
+        share = member / member.sum(0).clamp(min=1)
+        return share.T @ falling(lag.abs().float(), self.n_heads)
 
     def score_term(
         self,
@@ -54,11 +90,12 @@ class T5(PositionMethod):
         content: Content | None = None,
     ) -> LagBias:
         """A band to where the last buckets begin, and constant tails."""
-        return LagBias.clipped(embedding(self._buckets(), self.table).T[None, :, None])
+        band = GAIN * embedding(self._buckets(), exact(self.raw_table))
+        return LagBias.clipped(band.T[None, :, None])
 
     def _buckets(self) -> Int[Tensor, " lag"]:
         """Of the lags to the reach; they never change, so they are found once on a device."""
-        if self._bucket is not None and self._bucket.device == self.table.device:
+        if self._bucket is not None and self._bucket.device == self.raw_table.device:
             return self._bucket
         if torch.compiler.is_compiling():
             return self._found()
@@ -72,7 +109,7 @@ class T5(PositionMethod):
         return bucket
 
     def _found(self) -> Int[Tensor, " lag"]:
-        lag = torch.arange(-self.reach, self.reach + 1, device=self.table.device)
+        lag = torch.arange(-self.reach, self.reach + 1, device=self.raw_table.device)
         return t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
 
 

@@ -1,14 +1,19 @@
 """A table of the two-dimensional lag (Swin, Liu et al., 2021): a learned number a head and lag."""
 
+from typing import Literal
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least, require
+from whence.checks import at_least, one_of, require
 from whence.lag import DenseBias
 from whence.method import Content, PositionMethod
 from whence.methods.fixed_length import within
 from whence.methods.grid import grid_of, pairs_with_prefix, patch_lags
+from whence.methods.starts import falling
+from whence.methods.t5 import STARTS
+from whence.units import GAIN, Scaled, empty_numbers, exact
 
 
 class Table2d(PositionMethod):
@@ -19,12 +24,18 @@ class Table2d(PositionMethod):
     then what the grid holds. Swin indexes its table by query - key: `from_swin` converts. With a
     prefix the table has BEiT's three rows more: prefix to patch, patch to prefix, prefix to
     prefix.
+
+    `table` is read and assigned; what is trained is table / GAIN (whence.units). The starts are
+    those of `t5`, with the distance of two patches in place of the lag; "normal" is Swin's.
     """
 
     paper = "Liu et al. 2021, arXiv:2103.14030; prefix: Bao et al. 2022, arXiv:2106.08254"
     formula = "((2 * height - 1) * (2 * width - 1) + (3 if prefix else 0)) * n_heads"
     logit_sized = True
     anchored = True
+    in_formula = ("table",)
+
+    table = Scaled()
 
     def __init__(
         self,
@@ -34,15 +45,32 @@ class Table2d(PositionMethod):
         height: int | None = None,
         width: int | None = None,
         prefix: int = 0,
+        start: Literal["local", "normal", "zero"] = "local",
     ) -> None:
         super().__init__()
         at_least(1, n_heads=n_heads, max_length=max_length)
+        one_of("start", start, STARTS)
         self.height, self.width = grid_of(max_length, height, width, prefix)
-        self.n_heads, self.prefix = n_heads, prefix
+        self.n_heads, self.prefix, self.start = n_heads, prefix, start
         self.max_length, self.fixed_length = prefix + self.height * self.width, True
         lags = (2 * self.height - 1) * (2 * self.width - 1)
-        self.table = nn.Parameter(torch.empty(lags + (3 if prefix else 0), n_heads))
-        nn.init.trunc_normal_(self.table, std=0.02)
+        self.raw_table = empty_numbers(lags + (3 if prefix else 0), n_heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `start` says; pairs with the prefix begin without a preference."""
+        table = torch.zeros(self.raw_table.shape)
+        if self.start == "normal":
+            nn.init.trunc_normal_(table, std=0.02)
+        elif self.start == "local":
+            dy, dx = torch.meshgrid(
+                torch.arange(1.0 - self.height, self.height),
+                torch.arange(1.0 - self.width, self.width),
+                indexing="ij",
+            )
+            near = falling(torch.hypot(dy, dx).flatten(), self.n_heads)
+            table[: len(near)] = near
+        self.table = table
 
     @classmethod
     def from_swin(
@@ -53,14 +81,13 @@ class Table2d(PositionMethod):
             table.shape[1], prefix + height * width, height=height, width=width, prefix=prefix
         )
         require(
-            table.shape == method.table.shape,
+            table.shape == method.raw_table.shape,
             f"a table for height {height}, width {width} and prefix {prefix} has "
-            f"{method.table.shape[0]} rows, got {table.shape[0]}.",
+            f"{method.raw_table.shape[0]} rows, got {table.shape[0]}.",
         )
         lags = (2 * height - 1) * (2 * width - 1)
-        with torch.no_grad():
-            # Both lags change sign, which turns the list of all lags around.
-            method.table.copy_(torch.cat([table[:lags].flip(0), table[lags:]]))
+        # Both lags change sign, which turns the list of all lags around.
+        method.table = torch.cat([table[:lags].flip(0), table[lags:]])
         return method
 
     def score_term(
@@ -83,7 +110,7 @@ class Table2d(PositionMethod):
         row = (dy + self.height - 1) * (2 * self.width - 1) + dx + self.width - 1
         if self.prefix:
             from_prefix, to_prefix = pairs_with_prefix(q_pos, k_pos, self.prefix)
-            rows = self.table.shape[0]
+            rows = self.raw_table.shape[0]
             row = row.masked_fill(from_prefix, rows - 3).masked_fill(to_prefix, rows - 2)
             row = row.masked_fill(from_prefix & to_prefix, rows - 1)
-        return self.table[row].permute(2, 0, 1)[None]
+        return (GAIN * exact(self.raw_table)[row]).permute(2, 0, 1)[None]

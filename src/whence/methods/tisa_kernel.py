@@ -7,26 +7,29 @@ from torch import Tensor
 
 from whence.lag.curve import Curve, Tensors
 from whence.launcher import launch
-from whence.methods.tisa import underflow
+from whence.methods.gaussians import underflow
+from whence.units import GAIN
 
-UNDERFLOW = tl.constexpr(underflow(torch.float32))
+TWICE = tl.constexpr(2 * underflow(torch.float32))
+UNIT = tl.constexpr(GAIN)
 
 
 @triton.jit
-def _parts(h, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+def _parts(h, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+    """Amplitudes, widths in lags and offsets in widths of head h, from the parameters."""
     s = tl.arange(0, KERNELS)
     there = s < kernels
-    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0)
-    b = tl.abs(tl.load(sharpness_ptr + h * kernels + s, mask=there, other=1.0))
-    c = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0)
-    return a, b, c, there
+    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0) * UNIT
+    w = tl.exp(tl.load(width_ptr + h * kernels + s, mask=there, other=0.0) * UNIT)
+    u = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0) * UNIT
+    return a, w, u, there
 
 
 @triton.jit
-def tisa_extent(h, reach, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+def tisa_extent(h, reach, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
     """The |lag| beyond which all Gaussians of head h are exactly 0, at most the reach."""
-    a, b, c, there = _parts(h, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
-    edge = tl.where(there, tl.abs(c) + tl.sqrt((tl.zeros_like(b) + UNDERFLOW) / b), 0.0)
+    a, w, u, there = _parts(h, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS)
+    edge = tl.where(there, w * (tl.abs(u) + tl.sqrt(tl.zeros_like(w) + TWICE)), 0.0)
     # NaN fails every comparison: then, and without a width, nothing may be cut off.
     sound = (edge < reach) & (tl.abs(a) < float("inf"))
     far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
@@ -34,18 +37,18 @@ def tisa_extent(h, reach, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KER
 
 
 @triton.jit
-def tisa_at(h, lag, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
+def tisa_at(h, lag, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
     """f of head h at each of these lags."""
-    a, b, c, there = _parts(h, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
-    distance = lag.to(tl.float32)[None, :] - c[:, None]
-    gaussian = tl.exp(-b[:, None] * distance * distance)
+    a, w, u, there = _parts(h, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS)
+    distance = lag.to(tl.float32)[None, :] / w[:, None] - u[:, None]
+    gaussian = tl.exp(-0.5 * distance * distance)
     return tl.sum(tl.where(there[:, None], a[:, None] * gaussian, 0.0), 0)
 
 
 @triton.jit(do_not_specialize=["reach"])
 def _curve_kernel(
     amplitude_ptr,
-    sharpness_ptr,
+    width_ptr,
     offset_ptr,
     band_ptr,
     extent_ptr,
@@ -58,10 +61,10 @@ def _curve_kernel(
     h = tl.program_id(0)
     first = tl.program_id(1) * BLOCK - reach
     lag = first + tl.arange(0, BLOCK)
-    extent = tisa_extent(h, reach, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
+    extent = tisa_extent(h, reach, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     if (first <= extent) & (first + BLOCK > -extent):
-        total = tisa_at(h, lag, amplitude_ptr, sharpness_ptr, offset_ptr, kernels, KERNELS)
+        total = tisa_at(h, lag, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS)
     tl.store(band_ptr + h * (2 * reach + 1) + lag + reach, total, mask=lag <= reach)
     if tl.program_id(1) == 0:
         tl.store(extent_ptr + h, extent)
@@ -70,41 +73,41 @@ def _curve_kernel(
 @triton.jit(do_not_specialize=["reach"])
 def _gradient_kernel(
     amplitude_ptr,
-    sharpness_ptr,
+    width_ptr,
     offset_ptr,
     extent_ptr,
     d_band_ptr,
     d_amplitude_ptr,
-    d_sharpness_ptr,
+    d_width_ptr,
     d_offset_ptr,
     reach,
     kernels,
     BLOCK: tl.constexpr,
 ):
-    """The three gradients of one Gaussian of one head, over the lags within the extent."""
+    """The gradients of the three parameters of one Gaussian, over the lags within the extent."""
     h = tl.program_id(0)
     place = h * kernels + tl.program_id(1)
-    a = tl.load(amplitude_ptr + place)
-    b = tl.load(sharpness_ptr + place)
-    c = tl.load(offset_ptr + place)
+    a = tl.load(amplitude_ptr + place) * UNIT
+    w = tl.exp(tl.load(width_ptr + place) * UNIT)
+    u = tl.load(offset_ptr + place) * UNIT
     extent = tl.load(extent_ptr + h)
     d_a = tl.zeros([BLOCK], dtype=tl.float32)
-    d_b = tl.zeros([BLOCK], dtype=tl.float32)
-    d_c = tl.zeros([BLOCK], dtype=tl.float32)
+    d_w = tl.zeros([BLOCK], dtype=tl.float32)
+    d_u = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(-extent, extent + 1, BLOCK):
         lag = start + tl.arange(0, BLOCK)
         slope = tl.load(
             d_band_ptr + h * (2 * reach + 1) + lag + reach, mask=lag <= extent, other=0.0
         )
-        distance = lag.to(tl.float32) - c
-        part = slope * tl.exp(-tl.abs(b) * distance * distance)
+        scaled = lag.to(tl.float32) / w
+        distance = scaled - u
+        part = slope * tl.exp(-0.5 * distance * distance)
         d_a += part
-        d_b -= part * distance * distance
-        d_c += part * distance
-    sign = tl.where(b < 0, -1.0, tl.where(b > 0, 1.0, 0.0))
-    tl.store(d_amplitude_ptr + place, tl.sum(d_a, 0))
-    tl.store(d_sharpness_ptr + place, tl.sum(d_b, 0) * a * sign)
-    tl.store(d_offset_ptr + place, tl.sum(d_c, 0) * a * 2 * tl.abs(b))
+        d_w += part * distance * scaled  # of the logarithm of the width
+        d_u += part * distance
+    tl.store(d_amplitude_ptr + place, tl.sum(d_a, 0) * UNIT)
+    tl.store(d_width_ptr + place, tl.sum(d_w, 0) * a * UNIT)
+    tl.store(d_offset_ptr + place, tl.sum(d_u, 0) * a * UNIT)
 
 
 def _make(given: Tensors, reach: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +128,7 @@ def _make(given: Tensors, reach: int) -> tuple[Tensor, Tensor]:
 
 
 def _gradient(given: Tensors, reach: int) -> Tensors:
-    """Of amplitude, sharpness and offset, in float32: autograd gives them their dtype."""
+    """Of the three parameters, in float32: autograd gives them their dtype."""
     d_band, extent, *parameters = given
     assert d_band is not None
     amplitude, *_ = parts = [x.float().contiguous() for x in parameters if x is not None]

@@ -38,20 +38,33 @@ def rank_table(results: Language) -> RankTable:
     counts = {name: sum(job.method == name for job in results.jobs) for name in results.methods}
     uneven = len(set(counts.values())) > 1
     head += ["seeds"] if uneven else []
+    rates = _several_rates(results)
+    head += ["rate"] if rates else []
     head += ["tokens/s"] if speed else []
     head += ["peak memory", "own parameters"]
-    cells = tuple(_cells(row, task, speed, counts[row.method] if uneven else None) for row in rows)
+    cells = tuple(
+        _cells(row, task, speed, counts[row.method] if uneven else None, rates) for row in rows
+    )
     return RankTable(tuple(head), cells, frozenset(best), caption(results))
 
 
-def _cells(row: Row, task: bool, with_speed: bool, n_seeds: int | None) -> tuple[str, ...]:
+def _several_rates(results: Language) -> list[float]:
+    """The learning rates that each method chose from; empty where all had the same one."""
+    rates = [float(rate) for rate in results.config.get("learning_rates", ())]
+    return rates if len(rates) > 1 else []
+
+
+def _cells(
+    row: Row, task: bool, with_speed: bool, n_seeds: int | None, rates: list[float]
+) -> tuple[str, ...]:
     share = [NONE if x is None else f"{x.mean:.1%}" for x in row.accuracy] if task else []
     known = NONE if row.tokens_a_second is None else f"{row.tokens_a_second:,.0f}"
     seeds = [] if n_seeds is None else [str(n_seeds)]
+    rate = [f"{row.learning_rate:g}"] if rates else []
     speed = [known] if with_speed else []
     memory = NONE if row.peak_bytes is None else f"{row.peak_bytes / 1e6:,.0f} MB"
     losses = [loss_text(x) for x in row.scratch]
-    return (row.method, *losses, *share, *seeds, *speed, memory, f"{row.positional:,}")
+    return (row.method, *losses, *share, *seeds, *rate, *speed, memory, f"{row.positional:,}")
 
 
 def loss_text(found: Mean | None) -> str:
@@ -74,12 +87,17 @@ def caption(results: Language) -> str:
     n = results.side_by_side
     shared = f" No speed is given of runs that shared the device, up to {n} at a time."
     tokens = f", {int(data['train_tokens']):,} tokens" if "train_tokens" in data else ""
+    rates = ", ".join(f"{rate:g}" for rate in _several_rates(results))
+    chosen = (
+        f" Each method has that of the learning rates {rates} which gave it the smallest loss with "
+        "the first seed, on data that is not reported here."
+    )
     return (
         f"Loss in nats a token from scratch, {over}; {config['objective']}, {what}{tokens}. "
         f"{config['n_layers']} layers of {config['n_heads']} heads, width {config['d_model']}, "
         f"trained at length {config['train_length']} for {config['steps']:,} steps of "
         f"{config['batch'] * config['train_length']:,} tokens. Own parameters are the method's."
-        f"{shared if n > 1 else ''}"
+        f"{chosen if rates else ''}{shared if n > 1 else ''}"
     )
 
 

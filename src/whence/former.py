@@ -1,0 +1,86 @@
+"""Checkpoints of earlier versions, which hold numbers in the units of the formula.
+
+`load_state_dict` converts them by itself (`PositionMethod`). `from_pretrained` of transformers goes
+its own way, and leaves what it does not find by name: that is filled in here.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from whence.method import PositionMethod
+
+# Options of from_pretrained that say where a checkpoint is.
+HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+
+
+def load_former(model: nn.Module, path: str | Path, missing: Iterable[str], **hub: Any) -> set[str]:
+    """Fill methods whose weights are missing from numbers under their former names.
+
+    `missing` has names of parameters of the model; those that were found are returned. `hub` is
+    what from_pretrained was told of where the checkpoint is.
+    """
+    lacking, found = set(missing), set[str]()
+    methods = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, PositionMethod)
+        and any(f"{name}.raw_{each}" in lacking for each in module.in_formula)
+    }
+    if not methods:
+        return found
+    stored = _Stored(path, str(getattr(model, "base_model_prefix", "")), hub)
+    for name, method in methods.items():
+        values = {each: stored.tensor(f"{name}.{each}") for each in method.in_formula}
+        if all(value is not None for value in values.values()):
+            for each, value in values.items():
+                setattr(method, each, value)
+            own = dict(method.named_parameters(recurse=False))
+            found |= {f"{name}.{each}" for each in own} & lacking
+    if found:
+        logging.getLogger(__name__).warning(
+            "%s holds numbers of its method in the units of an earlier version of whence. They were "
+            "converted, and are not missing as the report above says; save the model to keep them.",
+            path,
+        )
+    return found
+
+
+class _Stored:
+    """The tensors of a checkpoint by name, with or without the prefix of the base model."""
+
+    def __init__(self, path: str | Path, prefix: str, hub: dict[str, Any]) -> None:
+        from safetensors import safe_open  # an extra, as what calls this is
+
+        self.prefix = f"{prefix}."
+        files = [safe_open(file, framework="pt") for file in _files(path, hub)]
+        self.file = {self._plain(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118
+
+    def tensor(self, name: str) -> Any:
+        """The tensor of this name, or None."""
+        file, key = self.file.get(self._plain(name), (None, ""))
+        return None if file is None else file.get_tensor(key)
+
+    def _plain(self, key: str) -> str:
+        return key.removeprefix(self.prefix)
+
+
+def _files(path: str | Path, hub: dict[str, Any]) -> list[Path]:
+    """The safetensors files of a folder, or of a model that transformers has just loaded."""
+    folder = Path(path) / str(hub.get("subfolder") or "")
+    if not folder.is_dir():
+        from transformers.utils import cached_file
+
+        known = {key: value for key, value in hub.items() if value is not None}
+        names = ("model.safetensors", "model.safetensors.index.json")
+        options = {
+            **known,
+            "local_files_only": True,
+            "_raise_exceptions_for_missing_entries": False,
+        }
+        at = next((x for name in names if (x := cached_file(path, name, **options))), None)
+        folder = folder if at is None else Path(at).parent
+    return sorted(folder.glob("*.safetensors"))

@@ -1,0 +1,99 @@
+"""Gaussians of the lag in the units in which they are trained, and those of the formula."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from whence.method import PositionMethod
+from whence.methods.starts import heights, widths
+from whence.units import GAIN, Scaled, empty_numbers, exact, write
+
+STARTS = ("local", "released", "zero")
+SHARPEST, BLUNTEST = 1e38, 1e-38  # beyond them a width is not finite or not above zero
+
+
+class InWidths(Scaled):
+    """An attribute that is GAIN times the width times the parameter `raw_` + its name."""
+
+    def __get__(self, method: nn.Module | None, owner: type) -> Any:
+        found = super().__get__(method, owner)
+        return found if method is None else found * method.width
+
+    def __set__(self, method: nn.Module, value: Tensor | float) -> None:
+        width: Any = method.width
+        super().__set__(method, torch.as_tensor(value) / width.detach())
+
+
+class Gaussians(PositionMethod):
+    """a_s exp(-|b_s| (lag - c_s)^2) for each head and kernel, with b = 1 / (2 width^2).
+
+    A subclass names its offsets. `amplitude`, `sharpness` and the offsets are in the units of the
+    formula: read them, or assign to them. What is trained are a / GAIN, log(width) / GAIN and
+    c / width / GAIN, so that a step of Adam with the learning rate of the other weights moves a
+    curve by as much as it should (whence.units), be it one lag wide or a thousand.
+    """
+
+    logit_sized = True
+    offsets: ClassVar[tuple[str, ...]]
+
+    amplitude = Scaled()
+
+    def __init__(self, n_heads: int, kernels: int) -> None:
+        super().__init__()
+        for name in ("amplitude", "width", *self.offsets):
+            self.register_parameter(f"raw_{name}", empty_numbers(n_heads, kernels))
+
+    @property
+    def width(self) -> Float[Tensor, "h s"]:
+        """The standard deviation of each Gaussian, in lags."""
+        return (GAIN * exact(self.raw_width)).exp()
+
+    @width.setter
+    def width(self, value: Tensor | float) -> None:
+        write(self.raw_width, torch.as_tensor(value).log() / GAIN)
+
+    @property
+    def sharpness(self) -> Float[Tensor, "h s"]:
+        """|b| of the formula. Assigning it leaves the offsets where they are."""
+        return 0.5 / self.width.square()
+
+    @sharpness.setter
+    def sharpness(self, value: Tensor | float) -> None:
+        offsets = {name: getattr(self, name).detach() for name in self.offsets}
+        self.width = (0.5 / torch.as_tensor(value).abs().clamp(BLUNTEST, SHARPEST)).sqrt()
+        for name, offset in offsets.items():
+            setattr(self, name, offset)
+
+    def start_local(self, max_length: int) -> None:
+        """A preference for near keys at many scales, up to max_length."""
+        n_heads, kernels = self.raw_amplitude.shape
+        self.width = widths(kernels, max_length)
+        self.amplitude = heights(n_heads, kernels, max_length)
+        for name in self.offsets:
+            setattr(self, name, 0.0)
+
+    def start_released(self, spread: float) -> None:
+        """The authors' way: a, b ~ N(0.1, 0.01), c ~ N(0, spread), as mean and deviation."""
+        shape = self.raw_amplitude.shape
+        self.amplitude = torch.normal(0.1, 0.01, shape)
+        self.sharpness = torch.normal(0.1, 0.01, shape)
+        for name in self.offsets:
+            setattr(self, name, torch.normal(0.0, spread, shape))
+
+    def begin_at(self, start: str, max_length: int, spread: float) -> None:
+        """Every parameter as one of STARTS says."""
+        if start == "released":
+            self.start_released(spread)
+            return
+        self.start_local(max_length)
+        if start == "zero":
+            self.amplitude = 0.0
+
+
+def underflow(dtype: torch.dtype) -> float:
+    """The x from which exp(-x) is exactly 0."""
+    finfo = torch.finfo(dtype)
+    return 2 - math.log(finfo.smallest_normal * finfo.eps)
