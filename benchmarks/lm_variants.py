@@ -2,8 +2,8 @@
 
 `tisa_paper`, `t5_paper` and `shaw_paper` train the numbers of the formulas themselves, `gain` times
 each: with gain=1 as the papers do, with gain=30 as if they had 30 times the learning rate.
-`kerple_scaled` is KERPLE whose two numbers have 30 times the learning rate. Importing this module
-registers them.
+`kerple_paper` is KERPLE as it was before its numbers were scaled. Importing this module registers
+them.
 """
 
 from typing import Literal
@@ -113,20 +113,20 @@ class ShawPaper(Shaw):
         return LagValues(self.paper_values)
 
 
-class KerpleScaled(Kerple):
-    """KERPLE with a 30th of its numbers as parameters."""
+class KerplePaper(Kerple):
+    """KERPLE with what stands behind its two numbers as parameters."""
 
     lengths_only = True
-    gain = 30.0
 
     def __init__(self, n_heads: int) -> None:
         super().__init__(n_heads)
-        for parameter in self.parameters():
-            parameter.data /= self.gain
+        self.paper_p, self.paper_a = (nn.Parameter(x.detach()) for x in (self.raw_p, self.raw_a))
+        for held in (self.held_p, self.held_a):
+            held.requires_grad_(False)
 
     def curve(self, lag: Tensor) -> Tensor:
         """-p log(1 + a |lag|)."""
-        p, a = (nn.functional.softplus(self.gain * x)[:, None] for x in (self.raw_p, self.raw_a))
+        p, a = (nn.functional.softplus(x)[:, None] for x in (self.paper_p, self.paper_a))
         return -p * torch.log1p(a * lag.abs().to(p.dtype))
 
 
@@ -134,6 +134,6 @@ VARIANTS: dict[str, type[PositionMethod]] = {
     "tisa_paper": TisaPaper,
     "t5_paper": T5Paper,
     "shaw_paper": ShawPaper,
-    "kerple_scaled": KerpleScaled,
+    "kerple_paper": KerplePaper,
 }
 METHODS.update(VARIANTS)

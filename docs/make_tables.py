@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, gpu, lm_cost, lm_losses, lm_setting, lm_sure, methods, minilm
+from tables import cpu, criteria, gpu, lm, lm_cost, methods, minilm
 from tables.stored import Stored
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,19 +32,14 @@ TABLES: dict[str, Callable[[Stored], str]] = {
         cpu.cpu_bars,
         gpu.gpu,
         gpu.gpu_short,
-        lm_losses.lm_losses,
-        lm_losses.lm_sliding,
-        lm_losses.lm_half,
-        lm_losses.lm_seeds,
-        lm_losses.lm_far,
-        lm_losses.lm_moved,
-        lm_losses.lm_figures,
-        lm_sure.lm_short,
-        lm_sure.lm_sure,
-        lm_setting.lm_setting,
-        lm_setting.lm_trials,
-        lm_setting.lm_bigram,
-        lm_setting.lm_scale,
+        lm.lm_losses,
+        lm.lm_paired,
+        lm.lm_far,
+        lm.lm_long,
+        lm.lm_ablation,
+        lm.lm_rates,
+        lm.lm_toeplitz,
+        lm.lm_setting,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         criteria.criteria,

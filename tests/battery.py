@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from shaking import shake
 from whence.lag import Bias, DenseBias, LagBias
 from whence.method import Content, PositionMethod
 from whence.methods import METHODS, build
@@ -23,9 +24,7 @@ def small(name: str, dtype: torch.dtype = torch.float64) -> PositionMethod:
     causal = METHODS[name].causal_only
     method = build(name, n_heads=HEADS, d_head=D_HEAD, max_length=LENGTH, causal=causal)
     method = method.to(dtype)
-    with torch.no_grad():
-        for parameter in method.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+    shake(method, 0.3)
     return method
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from shaking import draw
+
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = SMALL | {"vocab_size": 50, "intermediate_size": 48, "max_position_embeddings": 24}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -76,10 +78,7 @@ def spec(name: str, options: str = "kernels=3") -> str:
 def awake(handle: Any, scale: float = 1.0) -> None:
     """Parameters with an effect that can be seen, other ones for each method."""
     generator = torch.Generator().manual_seed(3)
-    for parameter in handle.model.base_model.whence.parameters():
-        if parameter.requires_grad:
-            values = torch.randn(parameter.shape, generator=generator) * scale
-            parameter.data.copy_(values)
+    draw(handle.model.base_model.whence, scale, generator)
 
 
 def hidden(model: nn.Module, given: dict[str, Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shaking import shake
 from whence.methods import METHODS
 from whence.models import (
     WhenceConfig,
@@ -28,9 +29,7 @@ GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
 def shaken(model: Any, seed: int = 1, by: float = 0.3) -> Any:
     """The model with every parameter moved, in evaluation: at first many change nothing."""
     torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += by * torch.randn_like(parameter)
+    shake(model, by)
     return model.eval()
 
 

@@ -81,7 +81,7 @@ def test_a_backend_that_is_not_exact_has_no_figures_and_the_reason(
         out = ours("reference")(problem)
         if wrong == "out":
             return out * (1 + 1e-4)
-        offset = problem.method.offset
+        offset = problem.method.raw_offset
         return out + 1e-2 * (offset - offset.detach()).sum()
 
     contender(monkeypatch, "wrong", attentions=lambda: {"": attention})
@@ -89,7 +89,7 @@ def test_a_backend_that_is_not_exact_has_no_figures_and_the_reason(
     found, right = run.measure(point("wrong")), run.measure(point("whence:auto"))
     assert found is not None
     assert right is not None
-    where = "out|q|k|v" if wrong == "out" else "offset"
+    where = "out|q|k|v" if wrong == "out" else "raw_offset"
     assert "not exact: " in found["skipped"]
     assert found["skipped"].split()[2] in where.split("|")
     assert found["ms"] is found["extra_bytes"] is None

@@ -61,7 +61,7 @@ position = whence.build("tisa:kernels=3", n_heads=2, d_head=4)
 q, k, v = torch.randn(3, 1, 2, 5, 4)
 out = whence.nn.positioned_attention(position, q, k, v)
 out.sum().backward()
-assert out.shape == (1, 2, 5, 4) and position.amplitude.grad is not None
+assert out.shape == (1, 2, 5, 4) and position.raw_amplitude.grad is not None
 print(whence.explain(q, k, v).chosen)
 """
     )

@@ -212,7 +212,7 @@ def test_fitting_and_tuning_each_bring_a_model_closer(done):
     assert errors == sorted(errors, reverse=True)
     assert result.stage("original").closeness.error == (0.0, 0.0, 0.0)
     assert result.text.held_out > 0
-    assert result.position == "tisa:kernels=2"
+    assert result.position == "tisa:kernels=2,start=zero"
     assert result.n_parameters == 2 * 4 * 3 * 2
     assert json.loads(result.to_json())["options"]["steps"] == 20
 
@@ -231,7 +231,7 @@ def test_tuning_all_weights_moves_more_than_kernels_and_position_alone_nothing_e
         assert {name for name in weights if name.startswith("whence")} == {
             f"whence.layer{i}_tisa.{part}"
             for i in (0, 1)
-            for part in ("amplitude", "sharpness", "offset")
+            for part in ("raw_amplitude", "raw_width", "raw_offset")
         }
 
 
@@ -307,7 +307,7 @@ def test_with_the_table_kept_no_output_changes_and_kernels_wait_where_the_fit_ha
     method = attached(model).methods[1]
     wanted = [entry.fits[0].offset for entry in result.fits if entry.layer == 1]
     assert_close(method.offset, torch.tensor(wanted))
-    assert_close(method.amplitude.data, torch.zeros(4, 1))
+    assert_close(method.amplitude, torch.zeros(4, 1))
     assert [stage.name for stage in result.stages] == ["original", "fitted"]
 
 

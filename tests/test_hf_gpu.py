@@ -30,7 +30,7 @@ def test_a_method_of_no_effect_changes_no_bit_on_a_gpu(name, dtype, attn):
         out = model(**given)[0]
         assert_close(out.detach(), before, rtol=0, atol=0)
         out.square().mean().backward()
-        gradient = next(m for m in handle.methods if m is not None).amplitude.grad
+        gradient = next(m for m in handle.methods if m is not None).raw_amplitude.grad
         assert gradient is not None
         assert gradient.isfinite().all()
 
@@ -51,7 +51,7 @@ def test_the_fused_kernels_give_what_the_models_function_gives(name, pad):
 
 def test_attached_on_the_cpu_a_method_moves_with_its_model():
     model = tiny("bert")
-    handle = attach(model, "tisa+alibi+rope", keep_positions=False)
+    handle = attach(model, "tisa:start=local+alibi+rope", keep_positions=False)
     want = hidden(model, inputs("bert"))
     got = hidden(model.cuda(), on_gpu(inputs("bert"))).cpu()
     assert handle.methods[0].parts[0].amplitude.is_cuda

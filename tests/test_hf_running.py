@@ -88,7 +88,8 @@ def test_half_precision_keeps_its_bits_and_stays_close_to_float32(name, dtype, a
     model = tiny(name, attn=attn).to(dtype)
     before = hidden(model, given)
     handle = attach(model, spec(name, "kernels=3,start=zero"))
-    assert next(model.base_model.whence.parameters()).dtype == dtype
+    assert next(model.base_model.whence.parameters()).dtype == torch.float32
+    assert next(model.base_model.parameters()).dtype == dtype
     assert_close(hidden(model, given), before, rtol=0, atol=0)
     model.base_model.whence.load_state_dict(exact.base_model.whence.state_dict())
     got = hidden(model, given).float()
@@ -99,10 +100,8 @@ def test_half_precision_keeps_its_bits_and_stays_close_to_float32(name, dtype, a
 def test_half_precision_masks_far_below_do_not_overflow():
     model = tiny("bert", attn="eager").half()
     handle = attach(model, "tisa:kernels=1")
-    with torch.no_grad():
-        for method in handle.methods:
-            method.amplitude.fill_(-100.0)
-            method.sharpness.fill_(0.0)
+    for method in handle.methods:
+        method.amplitude, method.sharpness = -100.0, 0.0
     given = inputs("bert", pad="left")
     assert hidden(model, given).isfinite().all()
 

@@ -113,14 +113,14 @@ def test_the_config_carries_the_method_and_the_weights_are_safetensors(saved):
     assert config["architectures"] == ["BertModel"]
     assert config["whence"] == {
         "format": 1,
-        "position": "tisa:kernels=2",
+        "position": "tisa:kernels=2,start=zero",
         "keep_positions": False,
         "share": False,
         "layers": None,
         "backend": "original",
     }
     with safe_open(saved / "bert-False" / "model.safetensors", "pt") as file:
-        assert "whence.layer1_tisa.offset" in file.keys()  # noqa: SIM118
+        assert "whence.layer1_tisa.raw_offset" in file.keys()  # noqa: SIM118
 
 
 def test_shards_and_another_head_and_saving_again(tmp_path):
@@ -143,7 +143,17 @@ def test_shards_and_another_head_and_saving_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", ["alibi", "sinusoidal", "rope", "t5", "floater", "tupe", "kerple+rope", "sandwich"]
+    "method",
+    [
+        "alibi",
+        "sinusoidal",
+        "rope",
+        "t5:start=normal",
+        "floater",
+        "tupe",
+        "kerple+rope",
+        "sandwich",
+    ],
 )
 def test_methods_with_shared_or_computed_numbers_load_with_equal_outputs(method, tmp_path):
     model, given = tiny("albert"), inputs("albert")
@@ -165,7 +175,8 @@ def test_a_loaded_model_after_undo_is_saved_as_a_plain_one(saved, tmp_path):
 
 def test_precision_attention_and_loading_info_are_transformers_own(saved):
     model = AutoModel.from_pretrained(saved / "bert-True", dtype=torch.bfloat16)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    for key, parameter in model.named_parameters():
+        assert parameter.dtype == (torch.float32 if "whence." in key else torch.bfloat16)
     eager = AutoModel.from_pretrained(saved / "bert-True", attn_implementation="eager")
     given = load_file(saved / "bert-True" / "given.st")
     assert len(eager(**given, output_attentions=True).attentions) == 2
@@ -176,12 +187,15 @@ def test_precision_attention_and_loading_info_are_transformers_own(saved):
 def test_a_model_can_be_made_from_its_config_alone(saved):
     config = AutoConfig.from_pretrained(saved / "gpt2-True")
     model = AutoModel.from_config(config)
-    assert attached(model).position == "tisa:kernels=2"
+    assert attached(model).position == "tisa:kernels=2,start=zero"
 
 
 def test_models_and_configs_go_through_pickle(saved):
     given = load_file(saved / "mpnet-False" / "given.st")
-    for model in (from_pretrained(saved / "mpnet-False"), attach(tiny("bert"), "tisa").model):
+    for model in (
+        from_pretrained(saved / "mpnet-False"),
+        attach(tiny("bert"), "tisa:start=local").model,
+    ):
         twin = pickle.loads(pickle.dumps(model))
         same(hidden(twin, given), hidden(model, given))
         attached(twin).undo()
@@ -202,7 +216,7 @@ def test_pushing_to_the_hub_uploads_the_same_files(monkeypatch):
         "transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: _Card()
     )
     model.push_to_hub("me/bert-tisa")
-    assert json.loads(sent["config.json"])["whence"]["position"] == "tisa"
+    assert json.loads(sent["config.json"])["whence"]["position"] == "tisa:start=zero"
     assert "model.safetensors" in sent
 
 
@@ -235,10 +249,12 @@ def test_a_checkpoint_of_a_newer_whence_says_so(saved, tmp_path):
 def test_a_checkpoint_without_some_of_the_methods_weights_says_which(saved, tmp_path):
     path = altered(saved, tmp_path / "less")
     weights = load_file(path / "model.safetensors")
-    del weights["whence.layer1_tisa.offset"]
+    del weights["whence.layer1_tisa.raw_offset"]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     for load in (from_pretrained, AutoModel.from_pretrained):
-        with pytest.raises(ValueError, match=r"lacks weights .*: whence\.layer1_tisa\.offset\."):
+        with pytest.raises(
+            ValueError, match=r"lacks weights .*: whence\.layer1_tisa\.raw_offset\."
+        ):
             load(path)
 
 
@@ -292,6 +308,6 @@ def test_a_model_of_an_attached_ones_config_has_the_method_and_comes_off(backend
     attach(model, "tisa:kernels=2", backend=backend)
     other = AutoModel.from_config(model.config)
     assert other.config._attn_implementation == model.config._attn_implementation
-    assert attached(other).position == "tisa:kernels=2"
+    assert attached(other).position == "tisa:kernels=2,start=zero"
     attached(other).undo()
     assert (other.config.model_type, other.config._attn_implementation) == ("bert", attn)

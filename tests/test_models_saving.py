@@ -101,13 +101,13 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
         assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
 
 
-def test_loading_in_half_precision_keeps_frequencies_exact(tmp_path: Path) -> None:
+def test_loading_in_half_precision_keeps_frequencies_and_logits_exact(tmp_path: Path) -> None:
     WhenceForCausalLM(WhenceConfig(position="rope+sinusoidal+tisa", **SIZES)).save_pretrained(
         tmp_path
     )
     loaded = WhenceForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     position = loaded.model.stack.position
-    assert position.layers[0]["tisa"].offset.dtype == torch.bfloat16
+    assert position.layers[0]["tisa"].raw_offset.dtype == torch.float32
     rope = position.layers[1]["rope"]
     torch.testing.assert_close(rope.frequency, torch.tensor(rope.exact))
     assert loaded(torch.randint(2, VOCAB, (1, 9))).logits.dtype == torch.bfloat16
@@ -139,7 +139,7 @@ def test_a_methods_own_initial_values_are_not_overwritten(name: str) -> None:
 
 def test_a_method_that_a_checkpoint_lacks_begins_with_its_own_values(tmp_path: Path) -> None:
     WhenceForCausalLM(WhenceConfig(position="rope", **SIZES)).save_pretrained(tmp_path)
-    more = "rope+tisa:kernels=4+fire+alibi+kerple"
+    more = "rope+tisa:kernels=4,start=released+fire+alibi+kerple"
     loaded, info = WhenceForCausalLM.from_pretrained(
         tmp_path, position=more, output_loading_info=True
     )

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import whence.nn
+from shaking import shake
 from whence import METHODS, PositionMethod, Sum, build
 from whence.methods import build_layers
 from whence.nn import (
@@ -258,9 +259,7 @@ def position_of(name: str, **options: object) -> dict[str, object]:
 
 def shaken(module: nn.Module) -> nn.Module:
     """Random parameters: many start at zero, which would hide bugs."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
+    shake(module, 0.2)
     return module
 
 

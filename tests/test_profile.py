@@ -127,10 +127,9 @@ def with_tisa(tisa: Tisa) -> Any:
 
 def planted() -> Tisa:
     tisa = Tisa(3, kernels=2)
-    with torch.no_grad():
-        tisa.amplitude.copy_(torch.tensor([[1.0, -0.5], [-1.0, 0.3], [0.5, 0.5]]))
-        tisa.sharpness.copy_(torch.tensor([[0.1, 0.01], [0.05, 0.5], [0.02, 0.02]]))
-        tisa.offset.copy_(torch.tensor([[2.0, 0.0], [-4.0, 1.0], [-15.0, 15.0]]))
+    tisa.amplitude = torch.tensor([[1.0, -0.5], [-1.0, 0.3], [0.5, 0.5]])
+    tisa.sharpness = torch.tensor([[0.1, 0.01], [0.05, 0.5], [0.02, 0.02]])
+    tisa.offset = torch.tensor([[2.0, 0.0], [-4.0, 1.0], [-15.0, 15.0]])
     return tisa
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import whence
+from shaking import gains
 from whence.lag import CurveBias, QueryBias
 from whence.nn import positioned_attention
 
@@ -261,8 +262,8 @@ def test_a_curve_that_all_heads_share_is_that_of_the_reference() -> None:
         out = whence.attend(q, k, v, bias=bias, backend=backend)
         found = torch.autograd.grad(out, [q, k, v, *method.parameters()], d_out)
         results.append([out, *found])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+    for a, b, unit in zip(*results, [1, 1, 1, 1, *gains(method)], strict=True):
+        torch.testing.assert_close(a / unit, b / unit, rtol=1e-4, atol=2e-5)
 
 
 def test_a_whole_number_as_scale_is_launched_as_a_float(replay: ModuleType) -> None:
@@ -304,8 +305,9 @@ def test_attention_from_a_tape_is_that_of_the_reference(
             out = positioned_attention(method, q, k, v, backend=backend, causal=True, mask=keys)
             found = torch.autograd.grad(out, of, d_out, allow_unused=True)
             results.append([out.detach(), *found])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+        units = [1, 1, 1, 1, *gains(method)]
+        for a, b, unit in zip(*results, units, strict=True):
+            torch.testing.assert_close(a / unit, b / unit, rtol=1e-4, atol=2e-5)
         assert len(played) == (0 if time < 2 else 2), "forward and backward"
 
 
@@ -371,8 +373,9 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
         for backend in ("fused", "reference"):
             out = positioned_attention(method, q, k, v, backend=backend, causal=True)
             results.append([out.detach(), *torch.autograd.grad(out, of, d_out)])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+        units = [1, 1, 1, 1, *gains(method)]
+        for a, b, unit in zip(*results, units, strict=True):
+            torch.testing.assert_close(a / unit, b / unit, rtol=1e-4, atol=2e-5)
         assert (Compiled.starts > 0) == (time >= 2)
     taken = [room for tape in replay._tapes.values() for room in tape._rooms]
     assert any(isinstance(room, int) for room in taken), "what only kernels see is taken at once"

@@ -43,17 +43,17 @@ def test_tisa_equals_its_formula_pair_by_pair(n_heads, kernels, n_q, n_k, shift)
 
 
 def test_the_sign_of_the_sharpness_does_not_matter():
-    method, place = Tisa(2), torch.arange(20)
+    method, place, sharpness = Tisa(2), torch.arange(20), torch.rand(2, 5)
+    method.sharpness = sharpness
     before = bias_of(method, place, place).to_dense(place, place)
-    method.sharpness.data.neg_()
+    method.sharpness = -sharpness
     assert_close(bias_of(method, place, place).to_dense(place, place), before, rtol=0, atol=0)
 
 
 def test_a_positive_offset_looks_ahead():
     """lag = key - query: a peak at lag 3 lies on the third diagonal above the main one."""
     method, place = Tisa(1, kernels=1), torch.arange(8)
-    for name, value in (("amplitude", 1.0), ("sharpness", 1.0), ("offset", 3.0)):
-        getattr(method, name).data.fill_(value)
+    method.amplitude, method.sharpness, method.offset = 1.0, 1.0, 3.0
     matrix = bias_of(method, place, place).to_dense(place, place)[0, 0]
     assert_close(matrix.diagonal(3), torch.ones(5))
     assert matrix.diagonal(-3).max() < 1e-6
@@ -94,8 +94,7 @@ kernel_numbers = st.lists(
 def method_of(kernels, dtype: torch.dtype) -> Tisa:
     method = Tisa(2, kernels=1).to(dtype)
     numbers = torch.tensor(kernels, dtype=torch.float64)
-    for column, parameter in enumerate((method.amplitude, method.sharpness, method.offset)):
-        parameter.data.copy_(numbers[:, column : column + 1])
+    method.amplitude, method.sharpness, method.offset = numbers.split(1, dim=1)
     return method
 
 
@@ -113,7 +112,7 @@ def test_the_extent_never_cuts_a_value_that_is_not_zero(dtype, kernels, longest)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 60), (torch.float64, 120)])
 def test_the_extent_is_short_where_the_gaussians_are_narrow(dtype, most):
     """A bound that is always `longest` would be safe and useless."""
-    method = Tisa(8, kernels=5).to(dtype)
+    method = Tisa(8, kernels=5, start="released").to(dtype)
     extent = method.extent(10_000)
     assert extent.max() < most
     lag = torch.arange(-10_000, 10_001)
@@ -122,7 +121,7 @@ def test_the_extent_is_short_where_the_gaussians_are_narrow(dtype, most):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["amplitude", "sharpness", "offset"])
+@pytest.mark.parametrize("name", ["raw_amplitude", "raw_width", "raw_offset"])
 def test_a_parameter_that_is_not_finite_is_named_by_validate(name, value):
     method = Tisa(3, kernels=2)
     method.validate()
@@ -131,10 +130,17 @@ def test_a_parameter_that_is_not_finite_is_named_by_validate(name, value):
         method.validate()
 
 
-@pytest.mark.parametrize("name", ["amplitude", "sharpness", "offset"])
-def test_a_nan_parameter_is_not_hidden(name):
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [("amplitude", "raw_amplitude"), ("sharpness", "raw_width"), ("offset", "raw_offset")],
+)
+def test_a_nan_that_was_assigned_is_not_hidden(name, parameter):
     method = Tisa(3, kernels=2)
-    getattr(method, name).data[1, 0] = math.nan
+    values = getattr(method, name).detach().clone()
+    values[1, 0] = math.nan
+    setattr(method, name, values)
+    with pytest.raises(ValueError, match=rf"Tisa\.{parameter} holds NaN or infinity"):
+        method.validate()
     n = 200
     place = torch.arange(n)
     assert method.extent(n - 1)[1] == n - 1
@@ -149,7 +155,7 @@ def test_a_nan_parameter_is_not_hidden(name):
 
 def test_an_infinite_amplitude_is_not_cut_off():
     method = Tisa(1, kernels=1)
-    method.amplitude.data.fill_(math.inf)
+    method.amplitude = math.inf
     assert method.extent(500).tolist() == [500]  # inf * 0 is NaN at every far lag
 
 
@@ -184,7 +190,7 @@ def test_a_decoding_row_knows_all_the_lags_it_needs():
 
 def test_parameters_have_the_names_and_shapes_of_checkpoints():
     state = build("tisa:kernels=5", n_heads=12, d_head=64).state_dict()
-    assert list(state) == ["amplitude", "sharpness", "offset"]
+    assert list(state) == ["raw_amplitude", "raw_width", "raw_offset"]
     assert {tuple(value.shape) for value in state.values()} == {(12, 5)}
 
 
@@ -201,8 +207,8 @@ def test_twelve_layers_of_twelve_heads_have_3_S_H_L_parameters(kernels):  # noqa
     ("name", "mean", "deviation"),
     [("amplitude", 0.1, 0.01), ("sharpness", 0.1, 0.01), ("offset", 0.0, 5.0)],
 )
-def test_the_initialisation_is_the_released_one(name, mean, deviation):
-    values = getattr(Tisa(100, kernels=100), name).detach()
+def test_the_released_start_is_the_authors(name, mean, deviation):
+    values = getattr(Tisa(100, kernels=100, start="released"), name).detach()
     assert abs(values.mean() - mean) < 5 * deviation / 100
     assert_close(values.std(), torch.tensor(deviation), rtol=0.05, atol=0)
 

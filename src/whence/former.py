@@ -28,7 +28,8 @@ def load_former(model: nn.Module, path: str | Path, missing: Iterable[str], **hu
         name: module
         for name, module in model.named_modules()
         if isinstance(module, PositionMethod)
-        and any(f"{name}.raw_{each}" in lacking for each in module.in_formula)
+        and module.in_formula
+        and any(f"{name}.{each}" in lacking for each, _ in module.named_parameters(recurse=False))
     }
     if not methods:
         return found
@@ -42,8 +43,8 @@ def load_former(model: nn.Module, path: str | Path, missing: Iterable[str], **hu
             found |= {f"{name}.{each}" for each in own} & lacking
     if found:
         logging.getLogger(__name__).warning(
-            "%s holds numbers of its method in the units of an earlier version of whence. They were "
-            "converted, and are not missing as the report above says; save the model to keep them.",
+            "%s holds numbers of its method in the units of an earlier version of whence. They "
+            "were converted, and are not missing as the report above says.",
             path,
         )
     return found
@@ -56,7 +57,7 @@ class _Stored:
         from safetensors import safe_open  # an extra, as what calls this is
 
         self.prefix = f"{prefix}."
-        files = [safe_open(file, framework="pt") for file in _files(path, hub)]
+        files: list[Any] = [safe_open(file, framework="pt") for file in _files(path, hub)]
         self.file = {self._plain(key): (file, key) for file in files for key in file.keys()}  # noqa: SIM118
 
     def tensor(self, name: str) -> Any:

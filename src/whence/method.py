@@ -67,9 +67,16 @@ class PositionMethod(nn.Module):
         if hooks & vars(cls).keys() and "lengths_only" not in vars(cls):
             cls.lengths_only = False
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As a module's; a number in the units of the formula may be given as a parameter too."""
+        if isinstance(value, nn.Parameter) and name in self.in_formula:
+            value = value.detach()
+        super().__setattr__(name, value)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PositionMethod":
         """As a module's, but that numbers of a logit's size are not cast to half precision."""
-        super()._apply(keeping_float32(fn) if self.logit_sized else fn, recurse)
+        kept = keeping_float32(fn) if self.logit_sized else fn
+        super()._apply(kept, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _load_from_state_dict(
@@ -79,6 +86,8 @@ class PositionMethod(nn.Module):
         stored = {name: state_dict.get(prefix + name) for name in self.in_formula}
         if stored and all(value is not None for value in stored.values()):
             held = copy.deepcopy(self)
+            if any(p.is_meta for p in self.parameters()):  # to be filled with assign=True
+                held = held.to_empty(device=next(iter(stored.values())).device)
             for name, value in stored.items():
                 setattr(held, name, value)
                 del state_dict[prefix + name]

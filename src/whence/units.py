@@ -13,23 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-GAIN = 30.0  # of a number that is added to a logit
-VECTOR_GAIN = 10.0  # of the numbers of a vector that meets queries or is added to values
+# Powers of two, so that a number changes its units without rounding.
+GAIN = 32.0  # of a number that is added to a logit
+VECTOR_GAIN = 8.0  # of the numbers of a vector that meets queries or is added to values
 
 
 class Scaled:
-    """An attribute of a method that is `gain` times the parameter `raw_` + its name.
+    """An attribute of a method that is `gain` times a parameter, `raw_` + its name or as named.
 
     Reading gives the number of the formula, in float32 at least, with a gradient to the parameter;
     None where there is no such parameter.
     Assigning writes the parameter. Writing into what was read (`copy_`, `fill_`) changes nothing.
     """
 
-    def __init__(self, gain: float = GAIN) -> None:
-        self.gain = gain
+    def __init__(self, gain: float = GAIN, parameter: str = "") -> None:
+        self.gain, self.raw = gain, parameter
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.raw = f"raw_{name}"
+        self.raw = self.raw or f"raw_{name}"
 
     def __get__(self, method: nn.Module | None, owner: type) -> Any:
         if method is None:
@@ -38,12 +39,30 @@ class Scaled:
         return None if raw is None else self.gain * exact(raw)
 
     def __set__(self, method: nn.Module, value: Tensor | float) -> None:
-        write(getattr(method, self.raw), torch.as_tensor(value) / self.gain)
+        raw = getattr(method, self.raw)
+        write(raw, as_exact(value, raw) / self.gain)
 
 
 def exact(parameter: Tensor) -> Tensor:
     """The parameter in float32 at least: half precision cannot tell lag 257 from 256."""
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def as_exact(value: Tensor | float, parameter: Tensor) -> Tensor:
+    """A value in the precision in which its units may change: the parameter's, float32 at least.
+
+    It is on the parameter's device. It may have fewer axes, but no others: a checkpoint of one
+    kernel is not to be repeated for five.
+    """
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=dtype, device=parameter.device)
+    if value.ndim >= parameter.ndim and value.shape != parameter.shape:
+        raise ValueError(
+            f"Numbers of shape {tuple(value.shape)} were given for a parameter of shape "
+            f"{tuple(parameter.shape)}. Build the method with the sizes that they have."
+        )
+    return value.detach().to(parameter.device, torch.promote_types(value.dtype, dtype))
 
 
 def write(parameter: Tensor, value: Tensor) -> None:

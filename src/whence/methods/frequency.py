@@ -31,7 +31,7 @@ class Frequencies(PositionMethod):
         self.frequency = torch.tensor(self.exact, dtype=dtype, device=self.frequency.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Frequencies":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.reset_parameters()
         return self
 

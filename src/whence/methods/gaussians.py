@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whence.method import PositionMethod
 from whence.methods.starts import heights, widths
-from whence.units import GAIN, Scaled, empty_numbers, exact, write
+from whence.units import GAIN, Scaled, as_exact, empty_numbers, exact, write
 
 STARTS = ("local", "released", "zero")
 SHARPEST, BLUNTEST = 1e38, 1e-38  # beyond them a width is not finite or not above zero
@@ -24,7 +24,7 @@ class InWidths(Scaled):
 
     def __set__(self, method: nn.Module, value: Tensor | float) -> None:
         width: Any = method.width
-        super().__set__(method, torch.as_tensor(value) / width.detach())
+        super().__set__(method, as_exact(value, width) / width.detach())
 
 
 class Gaussians(PositionMethod):
@@ -38,6 +38,8 @@ class Gaussians(PositionMethod):
 
     logit_sized = True
     offsets: ClassVar[tuple[str, ...]]
+    raw_amplitude: nn.Parameter
+    raw_width: nn.Parameter
 
     amplitude = Scaled()
 
@@ -53,7 +55,7 @@ class Gaussians(PositionMethod):
 
     @width.setter
     def width(self, value: Tensor | float) -> None:
-        write(self.raw_width, torch.as_tensor(value).log() / GAIN)
+        write(self.raw_width, as_exact(value, self.raw_width).log() / GAIN)
 
     @property
     def sharpness(self) -> Float[Tensor, "h s"]:
@@ -63,7 +65,8 @@ class Gaussians(PositionMethod):
     @sharpness.setter
     def sharpness(self, value: Tensor | float) -> None:
         offsets = {name: getattr(self, name).detach() for name in self.offsets}
-        self.width = (0.5 / torch.as_tensor(value).abs().clamp(BLUNTEST, SHARPEST)).sqrt()
+        size = as_exact(value, self.raw_width).abs().clamp(BLUNTEST, SHARPEST)
+        self.width = (0.5 / size).sqrt()
         for name, offset in offsets.items():
             setattr(self, name, offset)
 

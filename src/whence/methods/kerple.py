@@ -5,11 +5,12 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from whence.checks import at_least, one_of
 from whence.lag import LagBias
 from whence.method import Content, PositionMethod, longest_lag
+from whence.units import Scaled, empty_numbers
 
 SMALLEST = 1e-2  # the released code clamps p and a from below here; we only start there
 
@@ -20,41 +21,42 @@ class Kerple(PositionMethod):
     p and a must stay positive, and a power at most 2, or the kernel is not conditionally positive
     definite. The released code clamps them, which stops their gradient; here a = softplus(raw_a),
     and p = softplus(raw_p) for log, 2 sigmoid(raw_p) for power. `p` and `a` are the numbers of the
-    formula; they start at p ~ U(0.01, 1.99) and a ~ U(0.01, 1).
+    formula; they start at p ~ U(0.01, 1.99) and a ~ U(0.01, 1). What is trained are raw_p / GAIN
+    and raw_a / GAIN (whence.units).
     """
 
     paper = "Chi et al. 2022, arXiv:2205.09921"
     formula = "2 * n_heads"
     logit_sized = True
     lengths_only = True
+    in_formula = ("raw_p", "raw_a")
+
+    raw_p, raw_a = Scaled(parameter="held_p"), Scaled(parameter="held_a")
 
     def __init__(self, n_heads: int, *, kind: Literal["log", "power"] = "log") -> None:
         super().__init__()
         at_least(1, n_heads=n_heads)
         one_of("kind of kerple", kind, ("log", "power"))
         self.n_heads, self.kind = n_heads, kind
-        self.raw_p = nn.Parameter(torch.empty(n_heads))
-        self.raw_a = nn.Parameter(torch.empty(n_heads))
+        self.held_p, self.held_a = empty_numbers(n_heads), empty_numbers(n_heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw p and a, and put what stands behind them into the parameters."""
-        with torch.no_grad():
-            p = torch.empty_like(self.raw_p).uniform_(SMALLEST, 2 - SMALLEST)
-            a = torch.empty_like(self.raw_a).uniform_(SMALLEST, 1)
-            self.raw_p.copy_((p / 2).logit() if self.kind == "power" else p.expm1().log())
-            self.raw_a.copy_(a.expm1().log())
+        p = torch.empty(self.n_heads).uniform_(SMALLEST, 2 - SMALLEST)
+        a = torch.empty(self.n_heads).uniform_(SMALLEST, 1)
+        self.raw_p = (p / 2).logit() if self.kind == "power" else p.expm1().log()
+        self.raw_a = a.expm1().log()
 
     @property
     def p(self) -> Float[Tensor, " h"]:
         """The factor of the logarithm, or the power."""
-        raw = self.raw_p.to(torch.promote_types(self.raw_p.dtype, torch.float32))
-        return 2 * torch.sigmoid(raw) if self.kind == "power" else F.softplus(raw)
+        return 2 * torch.sigmoid(self.raw_p) if self.kind == "power" else F.softplus(self.raw_p)
 
     @property
     def a(self) -> Float[Tensor, " h"]:
         """The scale of the distance, or the factor of the power."""
-        return F.softplus(self.raw_a.to(torch.promote_types(self.raw_a.dtype, torch.float32)))
+        return F.softplus(self.raw_a)
 
     def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
         """b at each lag."""
@@ -76,4 +78,4 @@ class Kerple(PositionMethod):
     ) -> LagBias:
         """One band for all queries, as long as the sequence."""
         reach = longest_lag(q_pos, k_pos)
-        return LagBias.from_function(self.curve, reach, device=self.raw_p.device)
+        return LagBias.from_function(self.curve, reach, device=self.held_p.device)

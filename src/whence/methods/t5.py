@@ -22,8 +22,8 @@ class T5(PositionMethod):
 
     All lags beyond share the last one. Bidirectional models spend half of the buckets on lags > 0;
     causal ones put all of those into bucket 0.
-    `table` is [buckets, n_heads]: read it, or assign to it. What is trained is table / GAIN, so that
-    it learns at the rate of the other weights (whence.units).
+    `table` is [buckets, n_heads]: read it, or assign to it. What is trained is table / GAIN, so
+    that it learns at the rate of the other weights (whence.units).
 
     start="local" prefers near keys: head h falls as -p_h log(1 + |lag|), steep heads first, as
     TISA's do. "normal" is N(0, 0.02), with which a model trained from nothing learns little
@@ -74,7 +74,7 @@ class T5(PositionMethod):
             self.table = torch.normal(0.0, 0.02 * (self.start == "normal"), self.raw_table.shape)
 
     def _local(self) -> Float[Tensor, "buckets h"]:
-        """The curve at the lags of each bucket, their mean; 0 in a bucket that no lag falls into."""
+        """The mean of the curve over the lags of each bucket; 0 in a bucket without any."""
         lag = torch.arange(-self.max_distance, 1 if self.causal else self.max_distance + 1)
         bucket = t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
         member = one_hot(bucket, self.buckets).float()

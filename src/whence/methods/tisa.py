@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.checks import at_least, one_of
 from whence.lag import CurveBias, LagBias, Line
@@ -42,6 +42,7 @@ class Tisa(Gaussians):
     formula = "3 * n_heads * kernels"
     lengths_only = True
     offsets = ("offset",)
+    raw_offset: nn.Parameter
     in_formula = ("amplitude", "sharpness", "offset")
 
     offset = InWidths()
@@ -85,7 +86,8 @@ class Tisa(Gaussians):
         """f at each lag, in float32 at least."""
         width, offset = self.width[..., None], (GAIN * exact(self.raw_offset))[..., None]
         gaussian = torch.exp(-0.5 * (lag.to(width.dtype) / width - offset).square())
-        return (self.amplitude[..., None] * gaussian).sum(dim=1)
+        curve: Tensor = (self.amplitude[..., None] * gaussian).sum(dim=1)
+        return curve
 
     def extent(self, longest: int) -> Int[Tensor, " h"]:
         """Beyond this |lag| every Gaussian of the head underflows to exactly 0 in its dtype.
