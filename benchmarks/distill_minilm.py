@@ -26,7 +26,7 @@ from whence.distill.distilling import Plan, facts, fitted, stripped, versions
 from whence.distill.originals import Original, load_original
 from whence.distill.sequences import Sequences, read_sequences
 from whence.distill.stsb import Pairs, embedded, read_pairs, spearman
-from whence.distill.tuning import BATCH, OTHER_RATE, RATES, tune
+from whence.distill.tuning import BATCH, KERNEL_RATE, OTHER_RATE, tune
 from whence.hf import attach
 
 KERNELS, STEPS, SEEDS, LENGTH, LONG = (1, 3, 5, 8), 60, (0, 1), 128, 2000
@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
             "length": LENGTH,
             "steps": STEPS,
             "batch": BATCH,
-            "rates": {**RATES, "others": OTHER_RATE},
+            "rates": {"kernels": KERNEL_RATE, "others": OTHER_RATE},
             "seeds": SEEDS,
             "threads": 1,
         },

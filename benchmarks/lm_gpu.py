@@ -226,13 +226,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{time.monotonic() - start:4.0f} s  {what}", flush=True)
 
     plan, plugin_folder = read_plan(options.plan), options.plan.resolve().parent
+    whole = plan  # is packed, whichever part runs
     if options.only is not None:
         names = options.only.split(",")
         wrong = [name for name in names if name not in plan.experiments]
         require(not wrong, f"{options.plan} has no experiment {', '.join(wrong)}.")
         plan = replace(plan, experiments={name: plan.experiments[name] for name in names})
     if options.tiny:
-        plan = rehearsal(plan, options.out / "data")
+        plan = whole = rehearsal(plan, options.out / "data")
     import_plugins(plan.plugins, plugin_folder)
     if options.unpack is not None and options.unpack.is_file():
         unpack(options.unpack, options.out)
@@ -259,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name, config in experiments.items()
         }
         if options.pack is not None:
-            pack(plan, options.out, options.pack)
+            pack(whole, options.out, options.pack)
     for name, results in found.items():
         show(name, results)
     return 0 if done else UNFINISHED

@@ -1,6 +1,7 @@
 """What is finished of a plan, as one small file that goes from one machine to the next."""
 
 import io
+import math
 import tarfile
 from pathlib import Path
 
@@ -58,5 +59,9 @@ def _files(config: LMConfig, folder: Path) -> list[tuple[Path, bytes]]:
 def _best(jobs: dict[Path, Job], method: str) -> Path | None:
     """The job of seed 0 with the smallest tuning loss; with one learning rate the only one."""
     tried = [(path, job) for path, job in jobs.items() if (job.method, job.seed) == (method, 0)]
-    whole = [(job.tuning_loss or 0.0, path) for path, job in tried if not job.stopped]
+    whole = [
+        (math.inf if job.tuning_loss is None else job.tuning_loss, path)
+        for path, job in tried
+        if not job.stopped
+    ]
     return min(whole)[1] if whole else None

@@ -39,7 +39,7 @@ class TisaPaper(PositionMethod):
         super().__init__()
         self.n_heads, self.kernels, self.gain = n_heads, kernels, gain
         like = Tisa(n_heads, kernels=kernels, start=start, max_length=max_length)
-        for name in like.in_formula:
+        for name in like.former_names:
             self.register_parameter(name, nn.Parameter(getattr(like, name).detach() / gain))
 
     def curve(self, lag: Tensor) -> Tensor:
@@ -70,15 +70,13 @@ class T5Paper(T5):
         causal: bool = False,
     ) -> None:
         super().__init__(n_heads, causal=causal, start=start)
-        self.gain = gain
-        self.paper_table = nn.Parameter(self.table.detach() / gain)
-        self.raw_table.requires_grad_(False)
+        self.gain, self.raw_table = gain, nn.Parameter(self.table.detach() / gain)
 
     def score_term(
         self, q: Tensor, q_pos: Tensor, k_pos: Tensor, *, content: object = None
     ) -> LagBias:
         """A band to where the last buckets begin, and constant tails."""
-        band = self.gain * nn.functional.embedding(self._buckets(), self.paper_table)
+        band = self.gain * nn.functional.embedding(self._buckets(), self.raw_table)
         return LagBias.clipped(band.T[None, :, None])
 
 
@@ -96,21 +94,18 @@ class ShawPaper(Shaw):
         start: Literal["wide", "xavier"] = "xavier",
     ) -> None:
         super().__init__(n_heads, d_head, clip=clip, start=start)
-        self.paper_keys = nn.Parameter(self.key_table.detach())
-        self.paper_values = nn.Parameter(self.value_table.detach())
-        for raw in (self.raw_key_table, self.raw_value_table):
-            assert raw is not None
-            raw.requires_grad_(False)
+        self.raw_key_table = nn.Parameter(self.key_table.detach())
+        self.raw_value_table = nn.Parameter(self.value_table.detach())
 
     def score_term(
         self, q: Tensor, q_pos: Tensor, k_pos: Tensor, *, content: object = None
     ) -> LagBias:
         """q @ A_K.T / sqrt(d)."""
-        return QueryBias(q, self.paper_keys, scale=self.d_head**-0.5)
+        return QueryBias(q, self.raw_key_table, scale=self.d_head**-0.5)
 
     def value_term(self, q_pos: Tensor, k_pos: Tensor) -> LagValues:
         """A_V."""
-        return LagValues(self.paper_values)
+        return LagValues(self.raw_value_table)
 
 
 class KerplePaper(Kerple):
@@ -120,13 +115,11 @@ class KerplePaper(Kerple):
 
     def __init__(self, n_heads: int) -> None:
         super().__init__(n_heads)
-        self.paper_p, self.paper_a = (nn.Parameter(x.detach()) for x in (self.raw_p, self.raw_a))
-        for held in (self.held_p, self.held_a):
-            held.requires_grad_(False)
+        self.held_p, self.held_a = (nn.Parameter(x.detach()) for x in (self.raw_p, self.raw_a))
 
     def curve(self, lag: Tensor) -> Tensor:
         """-p log(1 + a |lag|)."""
-        p, a = (nn.functional.softplus(x)[:, None] for x in (self.paper_p, self.paper_a))
+        p, a = (nn.functional.softplus(x)[:, None] for x in (self.held_p, self.held_a))
         return -p * torch.log1p(a * lag.abs().to(p.dtype))
 
 

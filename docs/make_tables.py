@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[Stored], str]] = {
         lm.lm_setting,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
+        lm_cost.units_cost,
         criteria.criteria,
         criteria.rules,
         criteria.differences,

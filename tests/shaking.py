@@ -42,7 +42,7 @@ def gains(method: nn.Module) -> list[float]:
 def _numbers(module: nn.Module) -> list[tuple[nn.Module, str]]:
     found = []
     for owner in module.modules():
-        formula = owner.in_formula if isinstance(owner, PositionMethod) else ()
+        formula = owner.former_names if isinstance(owner, PositionMethod) else ()
         own = [name for name, _ in owner.named_parameters(recurse=False)]
         found += [(owner, name) for name in formula or own]
     return found

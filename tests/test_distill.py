@@ -231,7 +231,7 @@ def test_tuning_all_weights_moves_more_than_kernels_and_position_alone_nothing_e
         assert {name for name in weights if name.startswith("whence")} == {
             f"whence.layer{i}_tisa.{part}"
             for i in (0, 1)
-            for part in ("raw_amplitude", "raw_width", "raw_offset")
+            for part in ("raw_amplitude", "raw_deviation", "raw_offset")
         }
 
 

@@ -25,6 +25,7 @@ from shaking import shake
 from whence import build
 from whence.hf import attach, attached, from_pretrained
 from whence.method import PositionMethod
+from whence.methods.t5 import T5
 from whence.models import WhenceForCausalLM, WhenceModel
 
 DATA = json.loads((Path(__file__).parent / "data" / "former.json").read_text())
@@ -52,9 +53,9 @@ def to_former(model: torch.nn.Module, folder: Path) -> None:
     prefix = f"{model.base_model_prefix}."
     renamed = {}  # the name without the prefix -> the names that replace it, and their values
     for name, method in model.named_modules():
-        if isinstance(method, PositionMethod) and method.in_formula:
+        if isinstance(method, PositionMethod) and method.former_names:
             now = [f"{name}.{each}" for each, _ in method.named_parameters(recurse=False)]
-            then = {f"{name}.{x}": getattr(method, x).detach() for x in method.in_formula}
+            then = {f"{name}.{x}": getattr(method, x).detach() for x in method.former_names}
             for key, (former, value) in zip(now, then.items(), strict=True):
                 renamed[key.removeprefix(prefix)] = former.removeprefix(prefix), value
     index, seen = folder / "model.safetensors.index.json", {}
@@ -163,7 +164,7 @@ def test_a_former_model_that_was_loaded_is_saved_in_the_units_of_now(positioned,
     model, folder = positioned
     from_pretrained(folder).save_pretrained(tmp_path / "now")
     names = load_file(tmp_path / "now" / "model.safetensors")
-    assert "bert.whence.layer0_tisa.raw_width" in names
+    assert "bert.whence.layer0_tisa.raw_deviation" in names
     assert not any(key.endswith(("amplitude", "sharpness")) and "raw" not in key for key in names)
     assert_close(hidden(from_pretrained(tmp_path / "now"), IDS), hidden(model, IDS), **NEAR)
 
@@ -175,40 +176,44 @@ def test_a_former_model_in_half_precision_gives_nearly_its_outputs(native):
         save_file(tensors, file, metadata={"format": "pt"})
     loaded = WhenceForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for now, then in zip(modules(loaded), modules(model), strict=True):
-        for name in then.in_formula:
+        for name in then.former_names:
             want = getattr(then, name).bfloat16().float()
             assert_close(getattr(now, name), want, rtol=1e-5, atol=1e-6)
 
 
 def modules(model: torch.nn.Module) -> list[PositionMethod]:
-    return [m for m in model.modules() if isinstance(m, PositionMethod) and m.in_formula]
+    return [m for m in model.modules() if isinstance(m, PositionMethod) and m.former_names]
 
 
 def test_a_former_attached_model_that_lacks_a_number_is_refused(positioned):
     _, folder = positioned
     without(folder, "layer1_tisa.sharpness")
-    lacking = r"lacks weights .*layer1_tisa\.raw_amplitude.*layer1_tisa\.raw_width"
+    lacking = r"numbers of bert\.whence\.layer1_tisa as an earlier version .* but lacks sharpness"
     for load in (from_pretrained, AutoModelForSequenceClassification.from_pretrained):
         with pytest.raises(ValueError, match=lacking) as raised:
             load(folder)
         assert "layer0_tisa" not in str(raised.value)
 
 
-def test_a_former_native_model_that_lacks_a_number_says_so_and_begins_that_method_anew(native):
-    model, folder = native
+def test_a_former_native_model_that_lacks_a_number_is_refused(native):
+    _, folder = native
     without(folder, "layers.1.tisa.offset")
-    loaded, info = WhenceForCausalLM.from_pretrained(folder, output_loading_info=True)
-    position = "model.stack.position.layers.1.tisa"
-    parts = {f"{position}.raw_{part}" for part in ("amplitude", "width", "offset")}
-    assert set(info["missing_keys"]) == parts
-    fresh, kept = (
-        loaded.model.stack.position.layers[1]["tisa"],
-        loaded.model.stack.position.layers[0],
-    )
-    for name in fresh.in_formula:
-        assert_close(getattr(fresh, name), getattr(type(fresh)(4, max_length=32), name))
-        then = getattr(model.model.stack.position.layers[0]["tisa"], name)
-        assert_close(getattr(kept["tisa"], name), then, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=r"position\.layers\.1\.tisa .* but lacks offset"):
+        WhenceForCausalLM.from_pretrained(pretrained_model_name_or_path=folder)
+
+
+def test_what_a_subclass_adds_is_loaded_beside_numbers_of_an_earlier_version():
+    class Gated(T5):
+        def __init__(self, n_heads: int) -> None:
+            super().__init__(n_heads)
+            self.gate = torch.nn.Parameter(torch.ones(n_heads))
+
+    state = {"table": torch.randn(32, 2), "gate": torch.full((2,), 7.0)}
+    method = Gated(2)
+    method.load_state_dict(state)
+    assert_close(method.gate.detach(), state["gate"], rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="Missing key.*gate"):
+        method.load_state_dict({"table": state["table"]})
 
 
 def test_a_state_dict_that_lacks_a_number_is_not_half_converted():
@@ -216,7 +221,7 @@ def test_a_state_dict_that_lacks_a_number_is_not_half_converted():
     before = {key: value.clone() for key, value in method.state_dict().items()}
     state = {key: torch.tensor(value) for key, value in DATA["tisa:kernels=3"]["state"].items()}
     del state["sharpness"]
-    with pytest.raises(RuntimeError, match=r"Missing key.*raw_amplitude.*raw_width"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*raw_amplitude.*raw_deviation"):
         method.load_state_dict(state)
     found = method.load_state_dict(state, strict=False)
     assert set(found.missing_keys) == set(before)
@@ -245,7 +250,9 @@ def test_trainer_goes_on_from_a_former_checkpoint(tmp_path):
 
 def test_numbers_of_another_shape_are_refused_and_not_repeated():
     state = {name: torch.ones(2, 1) for name in ("amplitude", "sharpness", "offset")}
-    with pytest.raises(ValueError, match=r"shape \(2, 1\) .* parameter of shape \(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"Tisa\.amplitude has the shape \(2, 5\) and was given \(2, 1\)"
+    ):
         build("tisa:kernels=5", n_heads=2, d_head=4).load_state_dict(state)
     with pytest.raises(ValueError, match=r"shape \(16, 2\) .* parameter of shape \(32, 2\)"):
         build("t5", n_heads=2, d_head=4).load_state_dict({"table": torch.ones(16, 2)})
@@ -258,7 +265,7 @@ def test_an_attached_model_takes_a_former_state_dict():
     state = {key: value for key, value in model.state_dict().items() if "raw_" not in key}
     for name, method in model.named_modules():
         if isinstance(method, PositionMethod):
-            state |= {f"{name}.{x}": getattr(method, x).detach() for x in method.in_formula}
+            state |= {f"{name}.{x}": getattr(method, x).detach() for x in method.former_names}
     twin.load_state_dict(state)
     given = inputs("bert")
     assert_close(hidden(twin, given), hidden(model, given), **NEAR)

@@ -68,7 +68,7 @@ def test_the_grid_is_the_square_of_max_length_or_the_least_that_holds_it():
         method = Table2d(2, length, prefix=prefix)
         assert (method.height, method.width) == size
         assert method.max_length == prefix + size[0] * size[1] >= length
-        assert Tisa2d(2, length, prefix=prefix).columns == size[1]
+        assert Tisa2d(2, length, prefix=prefix).width == size[1]
     assert Table2d(2, 24, width=8).height == 3
     assert Table2d(2, 24, height=2).width == 12
     assert Table2d(2, 1, height=2, width=3).max_length == 6
@@ -100,7 +100,8 @@ def test_tisa2d_is_a_sum_of_gaussians_of_both_lags(rows, prefix):
 def test_tisa2d_on_a_single_row_of_patches_is_tisa():
     flat, line, pos = Tisa2d(3, 9, width=9, start="released"), Tisa(3), torch.arange(9)
     flat.offset_y = 0.0
-    line.amplitude, line.sharpness, line.offset = flat.amplitude, flat.sharpness, flat.offset_x
+    for theirs, ours in (("amplitude",) * 2, ("sharpness",) * 2, ("offset_x", "offset")):
+        setattr(line, ours, getattr(flat, theirs).detach())
     q = torch.zeros(1, 3, 9, 4)
     assert_close(dense(flat, pos, pos), line.score_term(q, pos, pos).to_dense(pos, pos))
 
@@ -114,7 +115,7 @@ def test_tisa2d_goes_on_for_any_number_of_rows():
 @pytest.mark.parametrize("spec", SPECS)
 def test_image_methods_do_not_change_when_the_image_is_moved_by_rows(spec):
     method = randomised(build(spec, n_heads=2, d_head=4, max_length=26))
-    start, width = method.prefix, getattr(method, "columns", None) or method.width
+    start, width = method.prefix, method.width
     upper = torch.arange(start, start + 2 * width)
     lower = upper + 2 * width
     assert_close(dense(method, lower, lower), dense(method, upper, upper))

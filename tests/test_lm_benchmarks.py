@@ -1,22 +1,15 @@
 """The scripts of the language-modelling comparison, on sizes that any machine can run."""
 
-import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-import lm_bigram
-import lm_clock
-import lm_contender
 import lm_corpus
-import lm_cost
 import lm_gpu
 import lm_results
 import lm_state
@@ -25,10 +18,8 @@ from lm_plan import read_plan
 from lm_settings import text_file
 from lm_work import work
 from lm_workers import share_out
-from make_tables import TABLES
 from processes import CONTEXT
-from tables.stored import Stored
-from whence.analysis.language import Job, Language
+from whence.analysis.language import Job, LagView, Language
 from whence.methods import METHODS
 
 
@@ -202,7 +193,7 @@ def test_the_comparison_goes_on_from_its_packed_state_and_ends_with_all_jobs(
 
     assert jobs("first") == [("nope", 2)]
     assert jobs("second") == [("nope", 2), ("learned", 2)]
-    results = lm_results.unpacked(state, "methods")
+    results = lm_results.unpacked(state)["methods"]
     assert results.machine["commit"] == "abc"
     same = [
         (folder / name / "methods/jobs/nope.seed-0/result.json").read_text()
@@ -214,7 +205,7 @@ def test_the_comparison_goes_on_from_its_packed_state_and_ends_with_all_jobs(
 def test_a_plan_tries_all_rates_then_runs_the_other_seeds_and_packs_pictures_of_the_best(
     state: Path, tmp_path: Path
 ) -> None:
-    results = lm_results.unpacked(state, "rates")
+    results = lm_results.unpacked(state)["rates"]
     assert [(x.method, x.learning_rate) for x in results.tuning] == [
         ("plugged", 1e-7),  # a method of the plan's own plugin
         ("plugged", 1e-2),
@@ -244,67 +235,10 @@ def test_the_plan_in_the_repository_can_be_read_and_rehearsed(tmp_path: Path) ->
     plan = read_plan(Path(lm_gpu.__file__).with_name("lm_plan.toml"))
     small = lm_gpu.rehearsal(plan, tmp_path)
     assert len(small.experiments) == 2
-    for config in small.experiments.values():
+    for name, config in small.experiments.items():
         assert config.data == str(tmp_path / "corpus.safetensors")
-        assert (len(config.methods), len(config.learning_rates), config.seeds) == (2, 2, 2)
-
-
-@pytest.fixture(scope="module")
-def measured(folder: Path) -> str:
-    """What lm_cost.py writes."""
-    out = folder / "cost.json"
-    sizes = ["--layers", "1", "--heads", "2", "--width", "32", "--lengths", "16", "--tokens", "32"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_cost.gc, "unfreeze", lambda: None)  # what conftest.py froze
-        patch.setattr(lm_contender, "VOCABULARY", 64)
-        patch.setattr(lm_clock, "ENOUGH", 3)
-        patch.setattr(lm_cost, "EACH", 0.0)
-        lm_cost.main(["--out", str(out), "--seconds", "90", "--methods", "nope;learned", *sizes])
-    return out.read_text()
-
-
-@pytest.fixture
-def costs(measured: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(measured)
-    return found
-
-
-def test_tables_figures_and_page_are_made_of_the_packed_state_and_the_costs(
-    state: Path, costs: dict[str, Any], tmp_path: Path
-) -> None:
-    for record in costs["alone"][2:]:  # nope and learned, as if at the length of training
-        record["n"] = 32
-    cost, out = tmp_path / "made.json", tmp_path / "results" / "lm"
-    cost.write_text(json.dumps(costs))
-    lm_results.main(["--state", str(state), "--cost", str(cost), "--out", str(out)])
-    figures = {path.stem for path in (out / "figures").iterdir()}
-    assert figures == {"length", "position", "curves", "tables", "attention"}
-    table = (out / "table.md").read_text()
-    speed = f"{costs['alone'][3]['tokens_a_second']:,.0f}"
-    assert f" | {speed} | " in next(x for x in table.splitlines() if x.startswith("| `learned`"))
-    assert "- no loss at a longer length: learned knows 32 positions" in table
-    assert "/" not in Language.load(out / "lm.json").config["data"]
-    before = {path: path.read_bytes() for path in out.rglob("*.md")}
-    lm_results.main(["--out", str(out)])  # from its own files
-    assert {path: path.read_bytes() for path in out.rglob("*.md")} == before
-
-    lm_results.main(["--state", str(state), "--light", "--out", str(out / "half_rate")])
-    assert not (out / "half_rate" / "figures").exists()
-    assert all(not x.attention for x in Language.load(out / "half_rate" / "lm.json").jobs)
-    stored = Path(__file__).parent.parent / "results" / "lm"
-    for name in ("trials.json", "bigram.json", "embedding_scale.json"):  # of scripts of their own
-        shutil.copy(stored / name, out)
-    made = {name: make(Stored(tmp_path)) for name, make in TABLES.items() if name[:3] == "lm_"}
-    assert not [name for name, text in made.items() if "Not measured" in text]
-    assert made["lm_losses"] == table
-    assert "at most 3%" in made["lm_bars"]
-    assert "commit abc" in made["lm_setting"]
-    (row,) = (x for x in made["lm_seeds"].splitlines() if x.startswith("| `learned`"))
-    loss = Language.load(out / "lm.json").jobs[1].loss(32)
-    assert loss is not None
-    assert row == f"| `learned` | {loss.loss:.3f} | {loss.loss:.3f} | +0.000 |"
-    assert "1 seeds" in made["lm_short"]
-    assert "`learned`" not in made["lm_far"]  # it has no loss beyond its table
+        assert config.methods == plan.experiments[name].methods[:2]
+        assert (len(config.learning_rates), config.seeds) == (2, 2)
 
 
 def test_jobs_that_ran_at_another_commit_than_the_state_they_joined_are_named(
@@ -318,39 +252,56 @@ def test_jobs_that_ran_at_another_commit_than_the_state_they_joined_are_named(
     found = lm_gpu.with_commits(more, path, there.machine | {"commit": "def"})
     assert found["commits"] == {"abc": ["nope.0", "learned.0"], "def": ["nope.1"]}
     joined = replace(there, machine=found, jobs=tuple(more))
-    joined.save(tmp_path / "results" / "lm" / "lm.json")
-    assert "commit abc, but nope.1 at commit def." in TABLES["lm_setting"](Stored(tmp_path))
+    joined.save(tmp_path / "lm.json")
     last = [*more, replace(jobs[0], seed=2)]  # and once more from there
-    again = lm_gpu.with_commits(last, tmp_path / "results" / "lm" / "lm.json", found)
+    again = lm_gpu.with_commits(last, tmp_path / "lm.json", found)
     assert again["commits"]["def"] == ["nope.1", "nope.2"]
 
 
-def test_a_comparison_of_which_not_every_method_was_measured_alone_shows_the_memory_of_its_runs(
-    state: Path, costs: dict[str, Any]
+def test_results_are_written_small_and_with_the_figures_of_their_experiment(
+    state: Path, tmp_path: Path
 ) -> None:
-    results = lm_results.unpacked(state, "methods")
-    without = lm_results.with_costs(results, None)
-    assert "peak memory" in without.head
-    assert lm_results.with_costs(results, costs | {"alone": []}) == without
-    nope, learned = (record | {"n": 32} for record in costs["alone"][2:])
-    late = {"contender": "learned", "n": 32, "skipped": lm_cost.SPENT}
-    for reached in ([nope], [nope, learned | {"n": 16}], [nope, late]):
-        assert lm_results.with_costs(results, costs | {"alone": reached}) == without
-    found = lm_results.with_costs(results, costs | {"alone": [nope, learned]})
-    assert "peak memory" not in found.head
-    place = found.head.index("tokens/s")
-    assert {row[0]: row[place] for row in found.rows} == {
-        record["contender"]: f"{record['tokens_a_second']:,.0f}" for record in (nope, learned)
-    }
+    lm_results.main(["--state", str(state), "--out", str(tmp_path)])
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    assert found == {"methods/lm.json", "rates/lm.json"}  # names that no figure is drawn for
+    results = lm_results.unpacked(state)["methods"]
+    for name, figures in {
+        "python": {"length.png", "curves.png"},
+        "toeplitz": {"tables.png"},
+        "python_long": set(),
+    }.items():
+        lm_results.write(name, results, tmp_path)
+        assert {path.name for path in (tmp_path / name).iterdir()} == {"lm.json"} | figures
+        written = Language.load(tmp_path / name / "lm.json")
+        kept, given = ([x.loss for job in y.jobs for x in job.losses] for y in (written, results))
+        assert kept == given
+        assert written.config["data"] == "corpus.safetensors"  # not where it stood
+        assert all(not job.attention for job in written.jobs)
+        assert any(job.stated for job in written.jobs) == bool(figures)
 
 
-def test_pairs_are_counted_as_the_formula_says() -> None:
-    tokens = np.asarray([0, 1, 0, 1, 0, 2, 1])
-    model = lm_bigram.Bigrams(tokens, 4)
-    single = (np.asarray([3, 3, 1, 0]) + 0.1) / 7.4
-    # after 0 came 1 twice and 2 once; 3 was never seen, so nothing is known of what follows it
-    after_zero = [(2 - 0.75 + 0.75 * 2 * single[1]) / 3, 0.75 * 2 * single[3] / 3]
-    for pair, p in (((0, 1), after_zero[0]), ((0, 3), after_zero[1]), ((3, 2), single[2])):
-        assert model.loss(np.asarray(pair)) == pytest.approx(-np.log(p))
-    p = [np.exp(-model.loss(np.asarray([0, w]))) for w in range(4)]
-    assert sum(p) == pytest.approx(1)
+def test_a_thinned_result_keeps_the_lags_that_were_seen_and_a_sparse_map(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lm_results, "MAP", 5)
+    nope, learned = lm_results.unpacked(state)["methods"].jobs
+    after = np.asarray([[0.5, np.nan, 1.0], [0.25, np.nan, np.nan]], np.float32)
+    seen = LagView(0, "bias", np.asarray([-1, 0, 1], np.float32), after + 1, after)
+    given = replace(
+        Language({"data": "/far/away.txt", "valid": None}, {}, {}, ()),
+        jobs=(replace(nope, stated=(seen, seen)), replace(learned, stated=(seen, seen))),
+    )
+    with_pictures = lm_results.thinned(given, pictures=True)
+    assert with_pictures.config == {"data": "away.txt", "valid": None}
+    assert [len(job.stated) for job in with_pictures.jobs] == [1, 2]  # nope has no parameters
+    view = with_pictures.jobs[0].stated[0]
+    assert view.lag.tolist() == [-1, 1]
+    np.testing.assert_array_equal(view.after, after[:, [0, 2]])
+    np.testing.assert_array_equal(view.before, after[:, [0, 2]] + 1)
+    places = [0, 8, 16, 23, 31]
+    assert learned.gram_after is not None
+    np.testing.assert_array_equal(
+        with_pictures.jobs[1].gram_after, learned.gram_after[np.ix_(places, places)]
+    )
+    bare = lm_results.thinned(given, pictures=False)
+    assert [(job.stated, job.gram_after) for job in bare.jobs] == [((), None)] * 2

@@ -6,7 +6,7 @@ import torch
 
 from lm_settings import text_file, tiny
 from whence.experiments.folder import prepared
-from whence.experiments.trainer import LogitSparingTrainer
+from whence.experiments.trainer import PositionTrainer
 from whence.experiments.training import new_model, train
 from whence.method import PositionMethod
 
@@ -45,8 +45,8 @@ def test_what_decays_is_all_that_the_library_lets_decay_but_logit_sized_paramete
 
     model = new_model(tiny(None, task="copy"), METHOD, 0, 66)
     theirs = Trainer.get_decay_parameter_names(None, model)
-    ours = LogitSparingTrainer.get_decay_parameter_names(
-        LogitSparingTrainer.__new__(LogitSparingTrainer), model
+    ours = PositionTrainer.get_decay_parameter_names(
+        PositionTrainer.__new__(PositionTrainer), model
     )
     spared = {
         id(p)

@@ -45,11 +45,11 @@ def test_local_tisa_is_steepest_in_the_first_head():
 
 @pytest.mark.parametrize("max_length", LENGTHS)
 def test_the_widths_of_local_tisa_go_from_half_a_lag_to_a_quarter_of_the_length(max_length):
-    width = Tisa(2, kernels=5, max_length=max_length).width
+    width = Tisa(2, kernels=5, max_length=max_length).deviation
     most = max(NARROWEST, min(WIDEST, max_length / 4))
     assert_close(width[:, 0], torch.full((2,), NARROWEST), rtol=1e-5, atol=0)
     assert_close(width[:, -1], torch.full((2,), most), rtol=1e-5, atol=0)
-    alone = Tisa(2, kernels=1, max_length=max_length).width  # their geometric mean
+    alone = Tisa(2, kernels=1, max_length=max_length).deviation  # their geometric mean
     assert_close(alone, torch.full((2, 1), (NARROWEST * most) ** 0.5), rtol=1e-5, atol=0)
 
 
@@ -65,7 +65,7 @@ def test_local_tisa_falls_as_the_logarithm_of_the_lag(max_length, kernels, least
 
 
 def test_a_model_tells_tisa_how_long_its_sequences_are():
-    assert build("tisa", n_heads=2, d_head=4, max_length=64).width.max() < 17
+    assert build("tisa", n_heads=2, d_head=4, max_length=64).deviation.max() < 17
 
 
 STARTS = {

@@ -121,7 +121,7 @@ def test_the_extent_is_short_where_the_gaussians_are_narrow(dtype, most):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["raw_amplitude", "raw_width", "raw_offset"])
+@pytest.mark.parametrize("name", ["raw_amplitude", "raw_deviation", "raw_offset"])
 def test_a_parameter_that_is_not_finite_is_named_by_validate(name, value):
     method = Tisa(3, kernels=2)
     method.validate()
@@ -132,7 +132,7 @@ def test_a_parameter_that_is_not_finite_is_named_by_validate(name, value):
 
 @pytest.mark.parametrize(
     ("name", "parameter"),
-    [("amplitude", "raw_amplitude"), ("sharpness", "raw_width"), ("offset", "raw_offset")],
+    [("amplitude", "raw_amplitude"), ("sharpness", "raw_deviation"), ("offset", "raw_offset")],
 )
 def test_a_nan_that_was_assigned_is_not_hidden(name, parameter):
     method = Tisa(3, kernels=2)
@@ -190,7 +190,7 @@ def test_a_decoding_row_knows_all_the_lags_it_needs():
 
 def test_parameters_have_the_names_and_shapes_of_checkpoints():
     state = build("tisa:kernels=5", n_heads=12, d_head=64).state_dict()
-    assert list(state) == ["raw_amplitude", "raw_width", "raw_offset"]
+    assert list(state) == ["raw_amplitude", "raw_deviation", "raw_offset"]
     assert {tuple(value.shape) for value in state.values()} == {(12, 5)}
 
 

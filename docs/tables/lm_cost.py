@@ -121,3 +121,23 @@ def _speed(record: dict[str, Any]) -> tuple[str, str]:
     ms = record["ms"]
     times = f"{ms['median']:.1f} ({ms['q20']:.1f} to {ms['q80']:.1f})"
     return f"{record['tokens_a_second']:,.0f}", times
+
+
+def units_cost(stored: Stored) -> str:
+    """A step before and after learned numbers were put into units of their own."""
+    found = stored.json("lm/units_cost.json")
+    if found is None:
+        return MISSING.format("tests/steps_a_second.py")
+    lines = ["| units | | ms a step | over NoPE |", "|---|---|---:|---:|"]
+    plain = {row["units"]: row["ms"] for row in found["rows"] if row["contender"] == "nope"}
+    for row in found["rows"]:
+        over = row["ms"] / plain[row["units"]] - 1
+        shown = "" if row["contender"] == "nope" else f"{over:+.1%}"
+        lines.append(f"| {row['units']} | `{row['contender']}` | {row['ms']:.2f} | {shown} |")
+    config, machine = found["config"], found["machine"]
+    place = (
+        f"{config['layers']} layers of {config['heads']} heads, width {config['width']}, "
+        f"{config['tokens']:,} tokens a step at n = {config['n']}, {config['steps']} steps each, "
+        f"{config['mode']}. {machine['gpu']}, torch {machine['torch']}."
+    )
+    return "\n".join([*lines, "", place]) + "\n"

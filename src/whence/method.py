@@ -1,7 +1,7 @@
 """What a positional method is: a module with an optional hook for each site of position."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,9 +50,9 @@ class PositionMethod(nn.Module):
     # True where the parameters are scalars that make up a logit, and no vectors that meet content.
     # Such numbers stay in float32 in a model of half precision, and want no weight decay.
     logit_sized: ClassVar[bool] = False
-    # Attributes in the units of the formula whose parameters are held in others (whence.units), in
-    # the order in which they are to be assigned. Checkpoints of earlier versions have these names.
-    in_formula: ClassVar[tuple[str, ...]] = ()
+    # Names in checkpoints of earlier versions, each an attribute that can be assigned, and the
+    # parameters that hold these numbers now, in other units (whence.units).
+    former_names: Mapping[str, str] = {}
     # What a model must know to pad, pack and cache; each holds for the sites of attention alone.
     anchored: bool = False  # True where a shift of all positions changes attention
     grows: bool = False  # True where a longer sequence changes what earlier tokens get
@@ -69,7 +69,7 @@ class PositionMethod(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As a module's; a number in the units of the formula may be given as a parameter too."""
-        if isinstance(value, nn.Parameter) and name in self.in_formula:
+        if isinstance(value, nn.Parameter) and name in self.former_names:
             value = value.detach()
         super().__setattr__(name, value)
 
@@ -83,15 +83,16 @@ class PositionMethod(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """As a module's. Weights in the units of the formula, as once saved, are converted."""
-        stored = {name: state_dict.get(prefix + name) for name in self.in_formula}
-        if stored and all(value is not None for value in stored.values()):
+        stored: dict[str, Any] = {x: state_dict.get(prefix + x) for x in self.former_names}
+        if stored and all(prefix + name in state_dict for name in stored):
             held = copy.deepcopy(self)
             if any(p.is_meta for p in self.parameters()):  # to be filled with assign=True
                 held = held.to_empty(device=next(iter(stored.values())).device)
             for name, value in stored.items():
-                setattr(held, name, value)
+                setattr(held, name, value.detach())
                 del state_dict[prefix + name]
-            state_dict |= {prefix + name: value for name, value in held.state_dict().items()}
+            for name in self.former_names.values():
+                state_dict[prefix + name] = held.get_parameter(name).detach()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def input_term(self, pos: Int[Tensor, "*b n"]) -> Float[Tensor, "*b n d_model"] | None:

@@ -2,11 +2,12 @@
 
 Adam moves every number by about the learning rate a step, whatever its size. A weight of a matrix
 is some hundredths, and a step of 1e-3 suits it. A number that is added to a logit is of size 1 and
-more, and the same step would take thousands of times to change it. So such a number is held as a
-GAIN-th of itself: a step of Adam then moves it by GAIN times the learning rate, with any trainer
-and without groups of parameters. The function that is computed does not change.
+more, and it would take thousands of such steps to change it. So such a number is held as a GAIN-th
+of itself: a step of Adam then moves it by GAIN times the learning rate, with any trainer and
+without groups of parameters. The function that is computed does not change.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,45 +23,54 @@ class Scaled:
     """An attribute of a method that is `gain` times a parameter, `raw_` + its name or as named.
 
     Reading gives the number of the formula, in float32 at least, with a gradient to the parameter;
-    None where there is no such parameter.
-    Assigning writes the parameter. Writing into what was read (`copy_`, `fill_`) changes nothing.
+    None where there is no such parameter. Assigning writes the parameter. Writing into what was
+    read (`copy_`, `fill_`) changes nothing.
     """
 
     def __init__(self, gain: float = GAIN, parameter: str = "") -> None:
         self.gain, self.raw = gain, parameter
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.raw = self.raw or f"raw_{name}"
+        self.name, self.raw = name, self.raw or f"raw_{name}"
 
     def __get__(self, method: nn.Module | None, owner: type) -> Any:
         if method is None:
             return self
         raw = getattr(method, self.raw)
-        return None if raw is None else self.gain * exact(raw)
+        return None if raw is None else self.gain * in_float32(raw)
 
     def __set__(self, method: nn.Module, value: Tensor | float) -> None:
         raw = getattr(method, self.raw)
-        write(raw, as_exact(value, raw) / self.gain)
+        if raw is None:
+            raise ValueError(
+                f"this {type(method).__name__} has no {self.name}: it was built without one."
+            )
+        write(raw, given(value, raw, f"{type(method).__name__}.{self.name}") / self.gain)
 
 
-def exact(parameter: Tensor) -> Tensor:
+def in_float32(parameter: Tensor) -> Tensor:
     """The parameter in float32 at least: half precision cannot tell lag 257 from 256."""
     return parameter.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
-def as_exact(value: Tensor | float, parameter: Tensor) -> Tensor:
-    """A value in the precision in which its units may change: the parameter's, float32 at least.
+def given(value: Tensor | float, parameter: Tensor, name: str) -> Tensor:
+    """A value for a parameter, on its device, in float32 at least, or in what is more exact.
 
-    It is on the parameter's device. It may have fewer axes, but no others: a checkpoint of one
-    kernel is not to be repeated for five.
+    It may have fewer axes than the parameter, but no others: a checkpoint of one kernel is not to
+    be repeated for five. A value with a gradient is refused, because assigning would cut it off.
     """
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=dtype, device=parameter.device)
+    if value.requires_grad and not value.is_leaf:
+        raise ValueError(
+            f"{name} was given a tensor with a gradient, which assigning would cut off. Assign its "
+            ".detach(), or train the parameters of the method themselves."
+        )
     if value.ndim >= parameter.ndim and value.shape != parameter.shape:
         raise ValueError(
-            f"Numbers of shape {tuple(value.shape)} were given for a parameter of shape "
-            f"{tuple(parameter.shape)}. Build the method with the sizes that they have."
+            f"{name} has the shape {tuple(parameter.shape)} and was given {tuple(value.shape)}. "
+            "Build the method with the sizes of these numbers."
         )
     return value.detach().to(parameter.device, torch.promote_types(value.dtype, dtype))
 
@@ -71,18 +81,22 @@ def write(parameter: Tensor, value: Tensor) -> None:
         parameter.copy_(value.expand_as(parameter))
 
 
-def empty_numbers(*shape: int) -> nn.Parameter:
-    """A parameter for such numbers, in float32 also where the default is half precision."""
+def unset_numbers(*shape: int) -> nn.Parameter:
+    """A parameter for such numbers, in float32 also where the default is half precision.
+
+    It is NaN until it is set: what a method forgets to set shows in the first loss.
+    """
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    return nn.Parameter(torch.empty(shape, dtype=dtype))
+    return nn.Parameter(torch.full(shape, math.nan, dtype=dtype))
 
 
 def keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What `nn.Module._apply` does to tensors, but that float32 does not become half precision."""
+    """What `nn.Module._apply` does to tensors, but that none becomes less exact than float32."""
 
     def kept(tensor: Tensor) -> Tensor:
         found = fn(tensor)
-        narrowed = tensor.dtype == torch.float32 and found.dtype in (torch.bfloat16, torch.float16)
-        return tensor.to(found.device) if narrowed else found
+        exact = tensor.dtype in (torch.float32, torch.float64)
+        narrowed = exact and found.dtype in (torch.bfloat16, torch.float16)
+        return tensor.to(found.device, torch.float32) if narrowed else found
 
     return kept

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -140,7 +141,8 @@ class LMConfig(Result):
     def _check_rates(self) -> None:
         rates = ", ".join(map(str, self.learning_rates))
         require(len(self.learning_rates) > 0, "give one learning rate or more, got none.")
-        require(min(self.learning_rates) > 0, f"learning_rates must be above 0, got {rates}.")
+        finite = all(0 < rate < math.inf for rate in self.learning_rates)
+        require(finite, f"learning_rates must be above 0 and finite, got {rates}.")
         require(
             len(set(self.learning_rates)) == len(self.learning_rates),
             f"name each learning rate once, got {rates}.",

@@ -15,6 +15,7 @@ from whence.experiments.config import LMConfig
 from whence.experiments.source import IGNORED, Scored, Source
 
 BINS, FEWEST = 24, 128  # stretches of positions, and scored tokens in each
+OUT_OF_MEMORY = "out of memory"
 ROWS_OF_LOGITS = 4096  # tokens whose logits are in memory at a time
 
 Say = Callable[[str, float], None]
@@ -40,10 +41,16 @@ def losses(
 
 @torch.no_grad()
 def tuning_loss(model: Any, source: Source, config: LMConfig, device: torch.device) -> float | None:
-    """From scratch at the length of training, on data that is not reported; None if not finite."""
+    """From scratch at the length of training, on data that is not reported; None if not finite.
+
+    Memory that is not there is an error and no loss: it must not decide which rate is best.
+    """
     batches = source.tuning(tokens=_at_a_time(config))
     model = model.to(device).eval()
-    return _at_length(model, batches, config.train_length, SCRATCH, config, device).loss
+    found = _at_length(model, batches, config.train_length, SCRATCH, config, device)
+    if found.why_not.startswith(OUT_OF_MEMORY):
+        raise torch.OutOfMemoryError(found.why_not)
+    return found.loss
 
 
 def _at_a_time(config: LMConfig) -> int:
@@ -68,7 +75,7 @@ def _at_length(
         for batch in batches:
             sums += _by_position(model, batch, config, device)
     except torch.OutOfMemoryError:
-        return _none(length, how, f"out of memory at length {length}")
+        return _none(length, how, f"{OUT_OF_MEMORY} at length {length}")
     loss, hits, count = sums.cpu().numpy()
     total = count.sum()
     mean = float(loss.sum() / total)

@@ -7,7 +7,7 @@ from transformers import Trainer
 from whence.method import PositionMethod
 
 
-class LogitSparingTrainer(Trainer):  # type: ignore[misc]
+class PositionTrainer(Trainer):  # type: ignore[misc]
     """Weight decay falls on weights and on tables of vectors, not on `logit_sized` parameters.
 
     Such a number is itself a part of the answer, as a bias of a layer is: decay would pull every

@@ -105,7 +105,7 @@ def train(
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
 
-    from whence.experiments.trainer import LogitSparingTrainer
+    from whence.experiments.trainer import PositionTrainer
     from whence.experiments.watching import Watch
 
     rank, world = processes()
@@ -133,7 +133,7 @@ def train(
     )
     begun = 0 if last is None else last[0]
     callbacks = [watch, *(_tensorboard(folder, begun) if rank == 0 else ())]
-    trainer = LogitSparingTrainer(
+    trainer = PositionTrainer(
         model,
         _arguments(config, seed, folder, world, learning_rate),
         train_dataset=Examples(source, seed=seed, n=config.steps * config.batch),

@@ -64,16 +64,15 @@ class PositionedModel:
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """transformers' own, and then: all of the method's weights must have been there."""
-        from whence.former import HUB, load_former
         from whence.hf.loading import checked
+        from whence.old_checkpoints import HUB, convert_former
 
         wanted = bool(kwargs.pop("output_loading_info", False))
         loading: Any = super()
         model, info = loading.from_pretrained(*args, output_loading_info=True, **kwargs)
         path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
-        if path is not None and info["missing_keys"]:
-            hub = {key: kwargs[key] for key in HUB if key in kwargs}
-            info["missing_keys"] -= load_former(model, path, info["missing_keys"], **hub)
+        if path is not None:
+            convert_former(model, info, path, **{key: kwargs.get(key) for key in HUB})
         checked(model, info)
         return (model, info) if wanted else model
 

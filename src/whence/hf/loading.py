@@ -7,12 +7,12 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from whence.checks import require
-from whence.former import HUB
 from whence.hf.attaching import attached
 from whence.hf.building import positions_for
 from whence.hf.changes import SetAside
 from whence.hf.classes import PositionedModel, model_class, read_options
 from whence.hf.families import family_of, model_types
+from whence.old_checkpoints import HUB
 
 
 def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -> PreTrainedModel:

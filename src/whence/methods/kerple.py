@@ -10,7 +10,7 @@ from torch import Tensor
 from whence.checks import at_least, one_of
 from whence.lag import LagBias
 from whence.method import Content, PositionMethod, longest_lag
-from whence.units import Scaled, empty_numbers
+from whence.units import Scaled, unset_numbers
 
 SMALLEST = 1e-2  # the released code clamps p and a from below here; we only start there
 
@@ -29,7 +29,7 @@ class Kerple(PositionMethod):
     formula = "2 * n_heads"
     logit_sized = True
     lengths_only = True
-    in_formula = ("raw_p", "raw_a")
+    former_names = {"raw_p": "held_p", "raw_a": "held_a"}  # noqa: RUF012
 
     raw_p, raw_a = Scaled(parameter="held_p"), Scaled(parameter="held_a")
 
@@ -38,25 +38,31 @@ class Kerple(PositionMethod):
         at_least(1, n_heads=n_heads)
         one_of("kind of kerple", kind, ("log", "power"))
         self.n_heads, self.kind = n_heads, kind
-        self.held_p, self.held_a = empty_numbers(n_heads), empty_numbers(n_heads)
+        self.held_p, self.held_a = unset_numbers(n_heads), unset_numbers(n_heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw p and a, and put what stands behind them into the parameters."""
-        p = torch.empty(self.n_heads).uniform_(SMALLEST, 2 - SMALLEST)
-        a = torch.empty(self.n_heads).uniform_(SMALLEST, 1)
-        self.raw_p = (p / 2).logit() if self.kind == "power" else p.expm1().log()
-        self.raw_a = a.expm1().log()
+        self.p = torch.empty(self.n_heads).uniform_(SMALLEST, 2 - SMALLEST)
+        self.a = torch.empty(self.n_heads).uniform_(SMALLEST, 1)
 
     @property
     def p(self) -> Float[Tensor, " h"]:
         """The factor of the logarithm, or the power."""
         return 2 * torch.sigmoid(self.raw_p) if self.kind == "power" else F.softplus(self.raw_p)
 
+    @p.setter
+    def p(self, value: Tensor) -> None:
+        self.raw_p = (value / 2).logit() if self.kind == "power" else value.expm1().log()
+
     @property
     def a(self) -> Float[Tensor, " h"]:
         """The scale of the distance, or the factor of the power."""
         return F.softplus(self.raw_a)
+
+    @a.setter
+    def a(self, value: Tensor) -> None:
+        self.raw_a = value.expm1().log()
 
     def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
         """b at each lag."""

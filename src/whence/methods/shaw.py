@@ -59,17 +59,14 @@ class Shaw(PositionMethod):
         shape = (n_heads if per_head else 1, left + right + 1, d_head)
         self.raw_key_table = nn.Parameter(torch.empty(shape)) if keys else None
         self.raw_value_table = nn.Parameter(torch.empty(shape)) if values else None
+        tables = {"key_table": keys, "value_table": values}
+        self.former_names = {name: f"raw_{name}" for name, there in tables.items() if there}
         self.reset_parameters()
-
-    @property
-    def in_formula(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The tables that there are."""
-        return ("key_table",) * self.keys + ("value_table",) * self.values
 
     def reset_parameters(self) -> None:
         """As `start` says."""
-        for name in self.in_formula:
-            table = torch.zeros(getattr(self, f"raw_{name}").shape)
+        for name, parameter in self.former_names.items():
+            table = torch.zeros(self.get_parameter(parameter).shape)
             if self.start == "wide" and name == "key_table":
                 table.normal_()
             elif self.start != "zero":

@@ -17,7 +17,9 @@ NARROWEST, WIDEST = 0.5, 128.0  # widths of Gaussians, in lags
 
 
 def powers(n_heads: int) -> Float[Tensor, " h"]:
-    """p_h, in even ratios over the heads."""
+    """p_h, in even ratios over the heads; of one head, their geometric mean."""
+    if n_heads == 1:
+        return torch.tensor([math.sqrt(STEEPEST * FLATTEST)])
     return torch.logspace(math.log2(STEEPEST), math.log2(FLATTEST), n_heads, base=2.0)
 
 

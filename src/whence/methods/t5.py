@@ -12,7 +12,7 @@ from whence.checks import at_least, one_of, require
 from whence.lag import LagBias
 from whence.method import Content, PositionMethod
 from whence.methods.starts import falling
-from whence.units import GAIN, Scaled, empty_numbers, exact
+from whence.units import GAIN, Scaled, in_float32, unset_numbers
 
 STARTS = ("local", "normal", "zero")
 
@@ -37,7 +37,7 @@ class T5(PositionMethod):
     logit_sized = True
     shared_by_layers = True
     lengths_only = True
-    in_formula = ("table",)
+    former_names = {"table": "raw_table"}  # noqa: RUF012
 
     table = Scaled()
 
@@ -62,7 +62,7 @@ class T5(PositionMethod):
         self.n_heads, self.buckets, self.causal = n_heads, buckets, causal
         self.max_distance, self.start = max_distance, start
         self.reach = _reach(buckets if causal else buckets // 2, max_distance)
-        self.raw_table = empty_numbers(buckets, n_heads)
+        self.raw_table = unset_numbers(buckets, n_heads)
         self._bucket: Tensor | None = None
         self.reset_parameters()
 
@@ -90,7 +90,7 @@ class T5(PositionMethod):
         content: Content | None = None,
     ) -> LagBias:
         """A band to where the last buckets begin, and constant tails."""
-        band = GAIN * embedding(self._buckets(), exact(self.raw_table))
+        band = GAIN * embedding(self._buckets(), in_float32(self.raw_table))
         return LagBias.clipped(band.T[None, :, None])
 
     def _buckets(self) -> Int[Tensor, " lag"]:

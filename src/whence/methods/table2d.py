@@ -13,7 +13,7 @@ from whence.methods.fixed_length import within
 from whence.methods.grid import grid_of, pairs_with_prefix, patch_lags
 from whence.methods.starts import falling
 from whence.methods.t5 import STARTS
-from whence.units import GAIN, Scaled, empty_numbers, exact
+from whence.units import GAIN, Scaled, in_float32, unset_numbers
 
 
 class Table2d(PositionMethod):
@@ -33,7 +33,7 @@ class Table2d(PositionMethod):
     formula = "((2 * height - 1) * (2 * width - 1) + (3 if prefix else 0)) * n_heads"
     logit_sized = True
     anchored = True
-    in_formula = ("table",)
+    former_names = {"table": "raw_table"}  # noqa: RUF012
 
     table = Scaled()
 
@@ -54,7 +54,7 @@ class Table2d(PositionMethod):
         self.n_heads, self.prefix, self.start = n_heads, prefix, start
         self.max_length, self.fixed_length = prefix + self.height * self.width, True
         lags = (2 * self.height - 1) * (2 * self.width - 1)
-        self.raw_table = empty_numbers(lags + (3 if prefix else 0), n_heads)
+        self.raw_table = unset_numbers(lags + (3 if prefix else 0), n_heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -113,4 +113,4 @@ class Table2d(PositionMethod):
             rows = self.raw_table.shape[0]
             row = row.masked_fill(from_prefix, rows - 3).masked_fill(to_prefix, rows - 2)
             row = row.masked_fill(from_prefix & to_prefix, rows - 1)
-        return (GAIN * exact(self.raw_table)[row]).permute(2, 0, 1)[None]
+        return (GAIN * in_float32(self.raw_table)[row]).permute(2, 0, 1)[None]

@@ -13,7 +13,7 @@ from whence.checks import at_least, one_of
 from whence.lag import CurveBias, LagBias, Line
 from whence.method import Content, longest_lag
 from whence.methods.gaussians import STARTS, Gaussians, InWidths, underflow
-from whence.units import GAIN, exact
+from whence.units import GAIN, in_float32
 
 
 class Tisa(Gaussians):
@@ -43,7 +43,11 @@ class Tisa(Gaussians):
     lengths_only = True
     offsets = ("offset",)
     raw_offset: nn.Parameter
-    in_formula = ("amplitude", "sharpness", "offset")
+    former_names = {  # noqa: RUF012
+        "amplitude": "raw_amplitude",
+        "sharpness": "raw_deviation",
+        "offset": "raw_offset",
+    }
 
     offset = InWidths()
 
@@ -55,7 +59,6 @@ class Tisa(Gaussians):
         reach: int | None = None,
         start: Literal["local", "released", "zero"] = "local",
         max_length: int = 512,
-        causal: bool = False,
     ) -> None:
         at_least(1, n_heads=n_heads, kernels=kernels, max_length=max_length)
         one_of("start", start, STARTS)
@@ -63,7 +66,7 @@ class Tisa(Gaussians):
             at_least(0, reach=reach)
         super().__init__(n_heads, kernels)
         self.n_heads, self.kernels, self.reach, self.start = n_heads, kernels, reach, start
-        self.max_length, self.causal = max_length, causal
+        self.max_length = max_length
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -84,7 +87,7 @@ class Tisa(Gaussians):
 
     def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
         """f at each lag, in float32 at least."""
-        width, offset = self.width[..., None], (GAIN * exact(self.raw_offset))[..., None]
+        width, offset = self.deviation[..., None], (GAIN * in_float32(self.raw_offset))[..., None]
         gaussian = torch.exp(-0.5 * (lag.to(width.dtype) / width - offset).square())
         curve: Tensor = (self.amplitude[..., None] * gaussian).sum(dim=1)
         return curve
@@ -95,7 +98,7 @@ class Tisa(Gaussians):
         A parameter that is NaN, or a kernel of endless width, gives `longest`: nothing is cut off.
         """
         with torch.no_grad():
-            width, offset = self.width, GAIN * exact(self.raw_offset)
+            width, offset = self.deviation, GAIN * in_float32(self.raw_offset)
             edge = math.sqrt(2 * underflow(width.dtype))  # in widths
             far = width * (offset.abs() + edge) + 0 * self.raw_amplitude  # NaN if not finite
             far = far.masked_fill(far.isnan(), float("inf"))
@@ -112,18 +115,18 @@ class Tisa(Gaussians):
         """One band for all queries, zero beyond it."""
         longest = longest_lag(q_pos, k_pos)
         reach = longest if self.reach is None else min(self.reach, longest)
-        in_float32 = self.raw_width.is_cuda and self.raw_width.dtype != torch.float64
+        in_float32 = self.raw_deviation.is_cuda and self.raw_deviation.dtype != torch.float64
         if in_float32 and not torch.compiler.is_compiling() and _has_triton():
             from whence.methods.tisa_kernel import CURVE
 
-            return CurveBias(CURVE, reach, self.raw_amplitude, self.raw_width, self.raw_offset)
+            return CurveBias(CURVE, reach, self.raw_amplitude, self.raw_deviation, self.raw_offset)
         return LagBias.from_function(
             self.curve,
             reach,
             left=Line(),
             right=Line(),
             extent=self.extent(reach),
-            device=self.raw_width.device,
+            device=self.raw_deviation.device,
         )
 
 

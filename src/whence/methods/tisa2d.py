@@ -27,7 +27,12 @@ class Tisa2d(Gaussians):
     formula = "4 * n_heads * kernels"
     anchored = True
     offsets = ("offset_y", "offset_x")
-    in_formula = ("amplitude", "sharpness", "offset_y", "offset_x")
+    former_names = {  # noqa: RUF012
+        "amplitude": "raw_amplitude",
+        "sharpness": "raw_deviation",
+        "offset_y": "raw_offset_y",
+        "offset_x": "raw_offset_x",
+    }
 
     offset_y, offset_x = InWidths(), InWidths()
 
@@ -44,13 +49,13 @@ class Tisa2d(Gaussians):
         at_least(1, n_heads=n_heads, max_length=max_length, kernels=kernels)
         one_of("start", start, STARTS)
         super().__init__(n_heads, kernels)
-        self.height, self.columns = grid_of(max_length, None, width, prefix)
+        self.height, self.width = grid_of(max_length, None, width, prefix)
         self.n_heads, self.kernels, self.prefix, self.start = n_heads, kernels, prefix, start
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """As `start` says."""
-        self.begin_at(self.start, max(self.height, self.columns), spread=2.0)
+        self.begin_at(self.start, max(self.height, self.width), spread=2.0)
 
     def surface(self, dy: Int[Tensor, " y"], dx: Int[Tensor, " x"]) -> Float[Tensor, "h y x"]:
         """f at each vertical and each horizontal lag; every Gaussian is a product of two."""
@@ -70,15 +75,15 @@ class Tisa2d(Gaussians):
         content: Content | None = None,
     ) -> DenseBias:
         """f once for every lag there is, looked up for each pair."""
-        tall = -(-longest_lag(q_pos, k_pos) // self.columns)  # no |dy| is larger
-        wide = self.columns - 1
-        device = self.raw_width.device
+        tall = -(-longest_lag(q_pos, k_pos) // self.width)  # no |dy| is larger
+        wide = self.width - 1
+        device = self.raw_deviation.device
         dy = torch.arange(-tall, tall + 1, device=device)
         dx = torch.arange(-wide, wide + 1, device=device)
         table = self.surface(dy, dx)
 
         def matrix(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-            dy, dx = patch_lags(q_pos, k_pos, self.columns, self.prefix)
+            dy, dx = patch_lags(q_pos, k_pos, self.width, self.prefix)
             bias = table[:, dy + tall, dx + wide][None]
             if not self.prefix:
                 return bias

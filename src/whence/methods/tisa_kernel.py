@@ -10,8 +10,8 @@ from whence.launcher import launch
 from whence.methods.gaussians import underflow
 from whence.units import GAIN
 
-TWICE = tl.constexpr(2 * underflow(torch.float32))
-UNIT = tl.constexpr(GAIN)
+TWICE_UNDERFLOW = tl.constexpr(2 * underflow(torch.float32))
+SCALE = tl.constexpr(GAIN)
 
 
 @triton.jit
@@ -19,9 +19,9 @@ def _parts(h, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS: tl.constex
     """Amplitudes, widths in lags and offsets in widths of head h, from the parameters."""
     s = tl.arange(0, KERNELS)
     there = s < kernels
-    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0) * UNIT
-    w = tl.exp(tl.load(width_ptr + h * kernels + s, mask=there, other=0.0) * UNIT)
-    u = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0) * UNIT
+    a = tl.load(amplitude_ptr + h * kernels + s, mask=there, other=0.0) * SCALE
+    w = tl.exp(tl.load(width_ptr + h * kernels + s, mask=there, other=0.0) * SCALE)
+    u = tl.load(offset_ptr + h * kernels + s, mask=there, other=0.0) * SCALE
     return a, w, u, there
 
 
@@ -29,7 +29,7 @@ def _parts(h, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS: tl.constex
 def tisa_extent(h, reach, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS: tl.constexpr):
     """The |lag| beyond which all Gaussians of head h are exactly 0, at most the reach."""
     a, w, u, there = _parts(h, amplitude_ptr, width_ptr, offset_ptr, kernels, KERNELS)
-    edge = tl.where(there, w * (tl.abs(u) + tl.sqrt(tl.zeros_like(w) + TWICE)), 0.0)
+    edge = tl.where(there, w * (tl.abs(u) + tl.sqrt(tl.zeros_like(w) + TWICE_UNDERFLOW)), 0.0)
     # NaN fails every comparison: then, and without a width, nothing may be cut off.
     sound = (edge < reach) & (tl.abs(a) < float("inf"))
     far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
@@ -87,9 +87,9 @@ def _gradient_kernel(
     """The gradients of the three parameters of one Gaussian, over the lags within the extent."""
     h = tl.program_id(0)
     place = h * kernels + tl.program_id(1)
-    a = tl.load(amplitude_ptr + place) * UNIT
-    w = tl.exp(tl.load(width_ptr + place) * UNIT)
-    u = tl.load(offset_ptr + place) * UNIT
+    a = tl.load(amplitude_ptr + place) * SCALE
+    w = tl.exp(tl.load(width_ptr + place) * SCALE)
+    u = tl.load(offset_ptr + place) * SCALE
     extent = tl.load(extent_ptr + h)
     d_a = tl.zeros([BLOCK], dtype=tl.float32)
     d_w = tl.zeros([BLOCK], dtype=tl.float32)
@@ -105,9 +105,9 @@ def _gradient_kernel(
         d_a += part
         d_w += part * distance * scaled  # of the logarithm of the width
         d_u += part * distance
-    tl.store(d_amplitude_ptr + place, tl.sum(d_a, 0) * UNIT)
-    tl.store(d_width_ptr + place, tl.sum(d_w, 0) * a * UNIT)
-    tl.store(d_offset_ptr + place, tl.sum(d_u, 0) * a * UNIT)
+    tl.store(d_amplitude_ptr + place, tl.sum(d_a, 0) * SCALE)
+    tl.store(d_width_ptr + place, tl.sum(d_w, 0) * a * SCALE)
+    tl.store(d_offset_ptr + place, tl.sum(d_u, 0) * a * SCALE)
 
 
 def _make(given: Tensors, reach: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,11 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from whence.checks import require
-from whence.former import HUB, load_former
 from whence.models.config import WhenceConfig
 from whence.models.layer import is_residual, residual_std
 from whence.models.positions import Positions
 from whence.models.stack import WhenceStack
+from whence.old_checkpoints import HUB, convert_former
 
 
 class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
@@ -32,13 +32,13 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _can_compile_fullgraph = False
 
     @classmethod
-    def from_pretrained(cls, path: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As the library's; numbers of a method that an earlier version saved are converted."""
         wanted = bool(kwargs.pop("output_loading_info", False))
-        hub = {key: kwargs[key] for key in HUB if key in kwargs}
+        path, hub = pretrained_model_name_or_path, {key: kwargs.get(key) for key in HUB}
         model, info = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
-        if path is not None and info["missing_keys"]:
-            info["missing_keys"] -= load_former(model, path, info["missing_keys"], **hub)
+        if path is not None:
+            convert_former(model, info, path, **hub)
         return (model, info) if wanted else model
 
     def _init_weights(self, module: nn.Module) -> None:

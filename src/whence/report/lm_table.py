@@ -43,7 +43,8 @@ def rank_table(results: Language) -> RankTable:
     head += ["tokens/s"] if speed else []
     head += ["peak memory", "own parameters"]
     cells = tuple(
-        _cells(row, task, speed, counts[row.method] if uneven else None, rates) for row in rows
+        _cells(row, task, speed, counts[row.method] if uneven else None, bool(rates))
+        for row in rows
     )
     return RankTable(tuple(head), cells, frozenset(best), caption(results))
 
@@ -55,12 +56,12 @@ def _several_rates(results: Language) -> list[float]:
 
 
 def _cells(
-    row: Row, task: bool, with_speed: bool, n_seeds: int | None, rates: list[float]
+    row: Row, task: bool, with_speed: bool, n_seeds: int | None, with_rate: bool
 ) -> tuple[str, ...]:
     share = [NONE if x is None else f"{x.mean:.1%}" for x in row.accuracy] if task else []
     known = NONE if row.tokens_a_second is None else f"{row.tokens_a_second:,.0f}"
     seeds = [] if n_seeds is None else [str(n_seeds)]
-    rate = [f"{row.learning_rate:g}"] if rates else []
+    rate = [f"{row.learning_rate:g}"] if with_rate else []
     speed = [known] if with_speed else []
     memory = NONE if row.peak_bytes is None else f"{row.peak_bytes / 1e6:,.0f} MB"
     losses = [loss_text(x) for x in row.scratch]

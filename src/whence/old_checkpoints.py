@@ -5,49 +5,56 @@ its own way, and leaves what it does not find by name: that is filled in here.
 """
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from whence.checks import require
 from whence.method import PositionMethod
 
 # Options of from_pretrained that say where a checkpoint is.
 HUB = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
-def load_former(model: nn.Module, path: str | Path, missing: Iterable[str], **hub: Any) -> set[str]:
+def convert_former(model: nn.Module, info: dict[str, Any], path: str | Path, **hub: Any) -> None:
     """Fill methods whose weights are missing from numbers under their former names.
 
-    `missing` has names of parameters of the model; those that were found are returned. `hub` is
-    what from_pretrained was told of where the checkpoint is.
+    `info` is what from_pretrained says of its loading, and is told of what was found here; `hub` is
+    what it was told of where the checkpoint is.
     """
-    lacking, found = set(missing), set[str]()
+    lacking = info["missing_keys"]
     methods = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, PositionMethod)
-        and module.in_formula
-        and any(f"{name}.{each}" in lacking for each, _ in module.named_parameters(recurse=False))
+        and any(f"{name}.{each}" in lacking for each in module.former_names.values())
     }
     if not methods:
-        return found
+        return
     stored = _Stored(path, str(getattr(model, "base_model_prefix", "")), hub)
+    converted = False
     for name, method in methods.items():
-        values = {each: stored.tensor(f"{name}.{each}") for each in method.in_formula}
-        if all(value is not None for value in values.values()):
-            for each, value in values.items():
-                setattr(method, each, value)
-            own = dict(method.named_parameters(recurse=False))
-            found |= {f"{name}.{each}" for each in own} & lacking
-    if found:
+        values = {each: stored.tensor(f"{name}.{each}") for each in method.former_names}
+        missing = [each for each, value in values.items() if value is None]
+        if len(missing) == len(values):
+            continue
+        require(
+            not missing,
+            f"the checkpoint {path} has numbers of {name} as an earlier version of whence wrote "
+            f"them, but lacks {', '.join(missing)}.",
+        )
+        for each, value in values.items():
+            setattr(method, each, value)
+        lacking -= {f"{name}.{each}" for each in method.former_names.values()}
+        info["unexpected_keys"] -= {stored.key(f"{name}.{each}") for each in values}
+        converted = True
+    if converted:
         logging.getLogger(__name__).warning(
             "%s holds numbers of its method in the units of an earlier version of whence. They "
             "were converted, and are not missing as the report above says.",
             path,
         )
-    return found
 
 
 class _Stored:
@@ -64,6 +71,10 @@ class _Stored:
         """The tensor of this name, or None."""
         file, key = self.file.get(self._plain(name), (None, ""))
         return None if file is None else file.get_tensor(key)
+
+    def key(self, name: str) -> str:
+        """The name as the file has it."""
+        return str(self.file[self._plain(name)][1])
 
     def _plain(self, key: str) -> str:
         return key.removeprefix(self.prefix)
