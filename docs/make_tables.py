@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Stored], str]] = {
         gpu.gpu,
         gpu.gpu_short,
         lm.lm_losses,
+        lm.lm_short,
         lm.lm_paired,
         lm.lm_far,
         lm.lm_long,

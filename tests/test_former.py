@@ -212,7 +212,7 @@ def test_what_a_subclass_adds_is_loaded_beside_numbers_of_an_earlier_version():
     method = Gated(2)
     method.load_state_dict(state)
     assert_close(method.gate.detach(), state["gate"], rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="Missing key.*gate"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*gate"):
         method.load_state_dict({"table": state["table"]})
 
 
@@ -254,7 +254,7 @@ def test_numbers_of_another_shape_are_refused_and_not_repeated():
         ValueError, match=r"Tisa\.amplitude has the shape \(2, 5\) and was given \(2, 1\)"
     ):
         build("tisa:kernels=5", n_heads=2, d_head=4).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"shape \(16, 2\) .* parameter of shape \(32, 2\)"):
+    with pytest.raises(ValueError, match=r"T5\.table has the shape \(32, 2\) and was given \(16, 2\)"):
         build("t5", n_heads=2, d_head=4).load_state_dict({"table": torch.ones(16, 2)})
 
 

@@ -79,7 +79,9 @@ def gpu_short(stored: Stored) -> str:
     mine = [r for r in usual if (r["contender"], r["method"]) in names and r["n"] <= 16_384]
     where = "{gpu}, torch {torch}, commit {commit}".format(**results["machine"])
     return _table(mine, names) + (
-        f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}.\n"
+        f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}. TISA "
+        "began as its authors have it (`start=released`), with narrow Gaussians; wider ones, as the "
+        "default start has now, cost more.\n"
     )
 
 
