@@ -254,7 +254,9 @@ def test_numbers_of_another_shape_are_refused_and_not_repeated():
         ValueError, match=r"Tisa\.amplitude has the shape \(2, 5\) and was given \(2, 1\)"
     ):
         build("tisa:kernels=5", n_heads=2, d_head=4).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"T5\.table has the shape \(32, 2\) and was given \(16, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"T5\.table has the shape \(32, 2\) and was given \(16, 2\)"
+    ):
         build("t5", n_heads=2, d_head=4).load_state_dict({"table": torch.ones(16, 2)})
 
 

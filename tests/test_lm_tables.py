@@ -69,6 +69,14 @@ def test_losses_are_means_and_deviations_over_seeds_with_the_smallest_in_bold() 
     assert cell(table, "Python source, masked, 512", "`nope`") == ""  # not run
 
 
+def test_the_short_table_has_the_losses_of_the_long_one() -> None:
+    short, long = lm.lm_short(STORED), lm.lm_losses(STORED)
+    for method in ("tisa", "t5", "rope"):
+        for column in ("Python source, 512", "Python source, masked, 8,192"):
+            text = cell(long, column, f"`{method}`").strip("*")
+            assert cell(short, f"{column} tokens", f"`{method}`") == text
+
+
 def test_paired_differences_are_those_of_equal_seeds() -> None:
     pairs = zip(losses("wikitext", "t5", 512), losses("wikitext", "rope", 512), strict=True)
     found = [ours - theirs for ours, theirs in pairs]

@@ -22,9 +22,9 @@ EVERY = {
 # The numbers of a method's formula, and the parameters of its variant that hold them.
 HELD = {
     "tisa": {"amplitude": "amplitude", "sharpness": "sharpness", "offset": "offset"},
-    "t5": {"table": "paper_table"},
-    "shaw": {"key_table": "paper_keys", "value_table": "paper_values"},
-    "kerple": {"raw_p": "paper_p", "raw_a": "paper_a"},
+    "t5": {"table": "raw_table"},
+    "shaw": {"key_table": "raw_key_table", "value_table": "raw_value_table"},
+    "kerple": {"raw_p": "held_p", "raw_a": "held_a"},
 }
 
 

@@ -80,8 +80,8 @@ def gpu_short(stored: Stored) -> str:
     where = "{gpu}, torch {torch}, commit {commit}".format(**results["machine"])
     return _table(mine, names) + (
         f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}. TISA "
-        "began as its authors have it (`start=released`), with narrow Gaussians; wider ones, as the "
-        "default start has now, cost more.\n"
+        "began as its authors have it (`start=released`), with narrow Gaussians; wider ones, as in "
+        "the default start, cost more.\n"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -44,7 +45,8 @@ def tune(
 ) -> None:
     """Train the kernels, or all weights of the student, for so many steps of BATCH sequences.
 
-    Dropout stays off.
+    Dropout stays off. A kernel that a fit puts many widths away would be thrown about by every
+    change of its width, as its offset is held in widths: here they are those of the beginning.
     """
     one_of("train", train, TRAIN)
     model = student.model
@@ -58,6 +60,7 @@ def tune(
         _same_random(),
         quiet(),
         _frozen(fixed),
+        _widths_leave_offsets(own),
     ):
         kernels = [p for method in own for p in method.parameters()]
         groups: list[dict[str, Any]] = [{"params": kernels, "lr": KERNEL_RATE}]
@@ -150,6 +153,36 @@ class _Told(TrainerCallback):  # type: ignore[misc]
         """After each step."""
         if self.progress is not None:
             self.progress(state.global_step, state.max_steps)
+
+
+class _InFirstWidths(nn.Module):
+    """An offset in widths, from the same in the widths that the kernels had at the beginning."""
+
+    first: Tensor
+
+    def __init__(self, method: Tisa) -> None:
+        super().__init__()
+        self.method = (method,)  # nn.Module does not look into a tuple: no circle of modules
+        self.register_buffer("first", method.deviation.detach().clone(), persistent=False)
+
+    def forward(self, offset: Tensor) -> Tensor:
+        """In the widths of now, so that the place in lags stays while a width changes."""
+        return offset * self.first / self.method[0].deviation
+
+    def right_inverse(self, offset: Tensor) -> Tensor:
+        """At the beginning both are the same."""
+        return offset
+
+
+@contextmanager
+def _widths_leave_offsets(methods: list[Tisa]) -> Iterator[None]:
+    for method in methods:
+        parametrize.register_parametrization(method, "raw_offset", _InFirstWidths(method))
+    try:
+        yield
+    finally:
+        for method in methods:
+            parametrize.remove_parametrizations(method, "raw_offset")
 
 
 @contextmanager
