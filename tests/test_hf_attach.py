@@ -320,7 +320,7 @@ def test_tisa2d_on_vit_is_a_function_of_the_patches_and_leaves_cls_alone():
     method = handle.methods[0]
     new = model(**given, output_attentions=True).attentions[0]
     bias = torch.zeros(4, 26, 26, dtype=torch.float64)
-    a, b, cy, cx = (getattr(method, x).detach().double() for x in method.in_formula)
+    a, b, cy, cx = (getattr(method, x).detach().double() for x in method.former_names)
     for i in range(25):
         for j in range(25):
             dy, dx = j // 5 - i // 5, j % 5 - i % 5
@@ -335,7 +335,9 @@ def test_train_position_freezes_all_else_and_only_it_gets_gradients():
     model(**given)[0].square().mean().backward()
     trained = {name for name, p in model.named_parameters() if p.grad is not None}
     assert trained == {
-        f"whence.layer{i}_tisa.raw_{p}" for i in (0, 1) for p in ("amplitude", "width", "offset")
+        f"whence.layer{i}_tisa.raw_{p}"
+        for i in (0, 1)
+        for p in ("amplitude", "deviation", "offset")
     }
     assert handle.n_parameters() == 2 * 3 * 4 * 3
 

@@ -324,7 +324,10 @@ def test_flags_win_over_a_file_and_the_file_over_the_defaults(tmp_path: Path) ->
         ("accumulate = 3", "batch must be a multiple of accumulate, got 16 and 3"),
         ("d_model = 90", "d_model must be a multiple of n_heads, got 90 and 4"),
         ("dropout = 1.0", "dropout must be in"),
-        ("learning_rates = [1e-3, 0.0]", "learning_rates must be above 0, got 0.001, 0.0"),
+        (
+            "learning_rates = [1e-3, 0.0]",
+            "learning_rates must be above 0 and finite, got 0.001, 0.0",
+        ),
         ("learning_rates = []", "give one learning rate or more"),
         ("learning_rates = [1e-3, 1e-3]", "name each learning rate once, got 0.001, 0.001"),
         (
