@@ -218,7 +218,8 @@ def lm_ablation(stored: Stored) -> str:
     told = (
         f"Loss at 512 tokens on the part of the text by which rates are chosen; one seed, {steps}. "
         "Empty: not run, for the time on the GPU was spent. The paper's units are a, b and c "
-        "themselves; ours are a, the logarithm of the width and c over the width, 30 times each."
+        "themselves; ours are a, the logarithm of the width and c over the width, held as a 30th "
+        "of themselves (now a 32nd)."
     )
     return "\n".join([*lines, "", told]) + "\n"
 

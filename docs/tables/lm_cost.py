@@ -127,7 +127,7 @@ def units_cost(stored: Stored) -> str:
     """A step before and after learned numbers were put into units of their own."""
     found = stored.json("lm/units_cost.json")
     if found is None:
-        return MISSING.format("tests/steps_a_second.py")
+        return MISSING.format("python benchmarks/step_time.py")
     lines = ["| units | | ms a step | over NoPE |", "|---|---|---:|---:|"]
     plain = {row["units"]: row["ms"] for row in found["rows"] if row["contender"] == "nope"}
     for row in found["rows"]:
@@ -138,6 +138,23 @@ def units_cost(stored: Stored) -> str:
     place = (
         f"{config['layers']} layers of {config['heads']} heads, width {config['width']}, "
         f"{config['tokens']:,} tokens a step at n = {config['n']}, {config['steps']} steps each, "
-        f"{config['mode']}. {machine['gpu']}, torch {machine['torch']}."
+        f"{config['mode']}. {machine['gpu']}, torch {machine['torch']}. {_on_a_cpu(found['cpu'])}"
     )
     return "\n".join([*lines, "", place]) + "\n"
+
+
+NAMED = {"of the paper": "the units of the paper", "ours": "ours"}
+
+
+def _on_a_cpu(found: dict[str, Any]) -> str:
+    """TISA over NoPE in each of the runs there, before and after."""
+    told = []
+    for units in ("of the paper", "ours"):
+        tisa, nope = (row["ms"] for row in found["rows"] if row["units"] == units)
+        over = ", ".join(f"{a / b - 1:+.1%}" for a, b in zip(tisa, nope, strict=True))
+        told.append(f"{over} in {NAMED[units]}")
+    config = found["config"]
+    return (
+        f"On two CPU cores ({config['layers']} layers, n = {config['n']}, three runs by turns) a "
+        f"step of TISA takes {' and '.join(told)} over NoPE."
+    )
