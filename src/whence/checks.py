@@ -32,6 +32,6 @@ def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for a name that is not known, with the nearest one that is."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"Unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}."

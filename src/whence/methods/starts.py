@@ -1,9 +1,9 @@
 """Where learned biases begin: a preference for near keys at many scales.
 
-An attention bias that begins near zero learns little, for Adam would need thousands of steps to
-bring it to the size of a logit, and until then the other weights learn to do without. So head h
-begins with about -p_h log |lag|, from heads that see little more than their neighbours to heads
-that see all alike. docs/lm_results.md has the runs by which these numbers were chosen.
+A bias that begins near zero learns late: until it has the size of a logit, the other weights learn
+to do without. So head h begins with about -p_h log |lag|, from heads that see little more than
+their neighbours to heads that see all alike. docs/LOG.md has the runs by which these numbers were
+chosen, docs/lm_results.md what they are worth.
 """
 
 import math
