@@ -54,14 +54,17 @@ class Result:
 
 
 def save_bytes(content: bytes, path: Path) -> Path:
-    """Write under a temporary name beside `path`, then rename it: no reader sees half."""
+    """Write under a temporary name beside `path`, then rename it: no reader sees half.
+
+    The folder is made if it is missing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        temporary.chmod(0o644)
+        temporary.chmod(0o644)  # mkstemp's files are for their owner alone
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

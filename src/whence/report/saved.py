@@ -1,7 +1,5 @@
 """A figure, or any other bytes, on disk: whole or not at all."""
 
-import os
-import tempfile
 from io import BytesIO
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
+from whence.analysis.stored import save_bytes as save_bytes
 from whence.checks import one_of
 
 FORMATS = ("png", "svg", "pdf")
@@ -34,21 +33,3 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
     image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(packed, format="PNG", optimize=True)
     return save_bytes(packed.getvalue(), path)
-
-
-def save_bytes(content: bytes, path: Path) -> Path:
-    """Write under a temporary name beside `path`, then rename it: no reader sees half.
-
-    The folder is made if it is missing.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        temporary.chmod(0o644)  # mkstemp's files are for their owner alone
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
