@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from whence.checks import at_least, require
 from whence.kernels import Explanation, explain
-from whence.lag import Bias, DenseBias, LagBias, LagValues, Line, LowRankBias, QueryBias
+from whence.lag import Bias, DeferredBias, DenseBias, LagBias, LagValues, Line, LowRankBias
 from whence.method import Content, PositionMethod
 from whence.methods import build
 
@@ -182,8 +182,8 @@ def _on(part: T, device: str) -> T:
         moved = moved.requires_grad_(part.requires_grad)
     elif isinstance(part, tuple):
         moved = tuple(_on(item, device) for item in part)
-    elif isinstance(part, QueryBias):  # a dataclass in name: its band is made of its factors
-        moved = QueryBias(_on(part.query, device), _on(part.table, device), scale=part.scale)
+    elif isinstance(part, DeferredBias):  # its band is made of its tensors
+        moved = part.made_of(*(_on(x, device) for x in part.tensors()))
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         names = [field.name for field in dataclasses.fields(part)]
         moved = dataclasses.replace(part, **{n: _on(getattr(part, n), device) for n in names})

@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from whence.checks import require, unknown
-from whence.kernels import flex, fused, reference, sdpa
+from whence.kernels import flex, reference, sdpa
 from whence.kernels.call import AttentionCall, as_call
+from whence.kernels.fused import backend as fused
 from whence.kernels.mask import Mask
 from whence.lag import Bias, LagValues
 

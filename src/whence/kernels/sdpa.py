@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from whence.kernels import reference
 from whence.kernels.blocked import BlockedAttention, Plan
 from whence.kernels.call import AttentionCall
-from whence.kernels.plain import HALF
+from whence.kernels.fused.plain import HALF
 from whence.lag import LagBias, LagValues, Line
 
 TILE = 1 << 20  # logits held at a time, all heads together: what a CPU's caches hold

@@ -1,22 +1,63 @@
-"""The second fused strategy: a plain kernel for the far keys, ours for those near the diagonal.
+"""The second fused strategy: a vendor's plain kernel for the far keys, ours for the near ones.
 
 For a bias that is constant beyond a finite reach, far attention is plain attention: keys at
 lag <= -start are causal attention of q[start:] on k[:-start], and those at lag >= start the same of
 everything in reverse. Our forward kernel starts its softmax from their results. In backward the
-plain kernel is given the output and log-sum-exp of the whole row, and ours adds its gradients.
-The two sides run beside each other.
+plain kernel is given the output and log-sum-exp of the whole row, and our kernels add its gradients
+to theirs. The two sides run beside each other on two streams.
 
 A constant tail c only shifts a far part's log-sum-exp. With a value table, whose end row A holds
 for all far keys of a side, the plain backward gets out - A in place of out.
 """
 
+from types import TracebackType
+
 import torch
+import triton
 from torch import Tensor
 
-from whence.kernels.beside import Beside
-from whence.kernels.plain import Plain, fastest
-from whence.kernels.triton_inputs import Far, FarGradients, Inputs, Numbers
-from whence.kernels.triton_rows import by_token, copied, empty_rows, packed
+from whence.kernels.fused.device.rows import rows_kernel
+from whence.kernels.fused.inputs import Far, FarGradients, Inputs, Numbers
+from whence.kernels.fused.launch import by_token
+from whence.kernels.fused.plain import Plain, fastest
+from whence.kernels.fused.plan import second_stream
+
+
+class Beside:
+    """What is launched within runs on a second stream; `join` makes the current one wait for it.
+
+    On a CPU, where Triton's interpreter runs, it does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = second_stream(device) if device.type == "cuda" else None
+
+    def __enter__(self) -> "Beside":
+        if self._side is not None:
+            self._main = torch.cuda.current_stream(self._side.device)
+            self._side.wait_stream(self._main)
+            self._within = torch.cuda.stream(self._side)
+            self._within.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._side is not None:
+            self._within.__exit__(kind, error, trace)
+
+    def join(self, *made: Tensor | None) -> None:
+        """From here on the current stream may use what was made within."""
+        if self._side is None:
+            return
+        self._main.wait_stream(self._side)
+        for x in made:
+            if x is not None:
+                x.record_stream(self._main)  # its memory is not given away before that is done
+
 
 LN2 = 0.6931471805599453
 
@@ -118,3 +159,41 @@ def _all_packed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (packed(x, tokens) for x in parts)
     return q, k, v
+
+
+def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
+    """Room for [b, h, n, d], which with `tokens` is [b, n, h, d] in memory."""
+    b, h, n, d = shape
+    return like.new_empty(b, n, h, d).transpose(1, 2) if tokens else like.new_empty(b, h, n, d)
+
+
+def packed(x: Tensor, tokens: bool) -> Tensor:
+    """x [b, h, n, d] without gaps, with `tokens` as [b, n, h, d]: itself if it is so already."""
+    lies = x.transpose(1, 2) if tokens else x
+    if lies.is_contiguous():
+        return x
+    return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
+
+
+def copied(
+    x: Tensor, start: int, out: Tensor, *, reverse: bool = False, minus: Tensor | None = None
+) -> Tensor:
+    """`out` [b, h, length, d], filled with the rows of x from `start` on, less minus [h|1, d]."""
+    b, h, length, d = out.shape
+    rows_kernel[triton.cdiv(length, 64), b * h](
+        x,
+        minus,
+        out,
+        *x.stride()[:3],
+        0 if minus is None or minus.shape[0] == 1 else minus.stride(0),
+        *out.stride()[:3],
+        h,
+        start,
+        length,
+        D=d,
+        BLOCK_D=triton.next_power_of_2(d),
+        BLOCK=64,
+        REVERSE=reverse,
+        MINUS=minus is not None,
+    )
+    return out

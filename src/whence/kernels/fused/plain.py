@@ -1,6 +1,6 @@
-"""Causal attention without a bias by the fastest kernel there is, with its log-sum-exp.
+"""Causal attention without a bias by the fastest kernel of the machine, with its log-sum-exp.
 
-Each of these can be asked for the gradient with *another* output and log-sum-exp than its own: the
+Each of these can be asked for the gradient with another output and log-sum-exp than its own: the
 weights are then those of a larger softmax of which its keys are a part.
 """
 
