@@ -57,7 +57,7 @@ def is_plain(call: AttentionCall) -> bool:
     square = sight.n_q == sight.n_k and sight.q_start == 0
     return (
         call.lag is None
-        and not call.dense
+        and len(call.dense) == 0  # torch.compile cannot trace `not` of a tuple
         and call.values is None
         and sight.mask is None
         and sight.window == (None, None)
@@ -135,12 +135,10 @@ def _dense(call: AttentionCall) -> Tensor:
     if len(blocks) <= 1:
         return reference.attend_rows(call, slice(0, n_q))
     parts = [checkpoint(reference.attend_rows, call, rows, use_reentrant=False) for rows in blocks]
-    masks = [x for x in _mask_tensors(call.sight.mask) if x is not None]
-    out = torch.cat(parts, dim=2)
-    if not masks:
-        return out
-    unchanged: Tensor = _RaiseIfChanged.apply(out, *masks)  # type: ignore[no-untyped-call]
-    return unchanged
+    out: Tensor = _RaiseIfChanged.apply(  # type: ignore[no-untyped-call]
+        torch.cat(parts, dim=2), *_tensors(call)
+    )
+    return out
 
 
 class _RaiseIfChanged(torch.autograd.Function):
@@ -206,6 +204,16 @@ def _mask_tensors(mask: Mask | None) -> tuple[Tensor | None, ...]:
     if mask is None:
         return None, None, None, None
     return mask.keys, *(mask.segments or (None, None)), mask.pairs
+
+
+def _tensors(call: AttentionCall) -> list[Tensor]:
+    """Every tensor that a call with a dense bias reads."""
+    found = [call.q, call.k, call.v, *(x for term in call.dense for x in term.per_query)]
+    if call.lag is not None:
+        found += call.lag.tensors()
+    if call.values is not None:
+        found.append(call.values.table)
+    return [*found, *(x for x in _mask_tensors(call.sight.mask) if x is not None)]
 
 
 def _view(x: Tensor | None) -> Tensor | None:
