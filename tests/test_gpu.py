@@ -17,7 +17,7 @@ def qkv(n: int = 300, d: int = 64, dtype: torch.dtype = torch.float32) -> list[t
     return [torch.randn(2, 4, n, d, device="cuda").to(dtype).requires_grad_() for _ in range(3)]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "flex", "fused"])
+@pytest.mark.parametrize("backend", ["sdpa", "fused"])
 @pytest.mark.parametrize("name", ["tisa", "t5", "alibi", "kerple", "shaw"])
 def test_every_backend_agrees_with_the_definition(backend: str, name: str) -> None:
     method = build(name, n_heads=4, d_head=64).cuda()
@@ -26,24 +26,19 @@ def test_every_backend_agrees_with_the_definition(backend: str, name: str) -> No
     mask = Mask.padding(torch.tensor([300, 211], device="cuda"), 300)
 
     def run(backend: str) -> list[torch.Tensor]:
-        values = method.value_term(pos, pos)
-        if backend == "flex" or (values is not None and wanted_without_values):
-            values = None
         out = attend(
             q,
             k,
             v,
             bias=method.score_term(q, pos, pos),
-            values=values,
+            values=method.value_term(pos, pos),
             mask=mask,
             causal=True,
             backend=backend,
         )
-        targets = [q, k, v, *(p for p in method.parameters() if p is not method_value)]
+        targets = [q, k, v, *method.parameters()]
         return [out, *torch.autograd.grad(out.square().sum(), targets, allow_unused=True)]
 
-    wanted_without_values = backend == "flex"
-    method_value = getattr(method, "raw_value_table", None) if wanted_without_values else None
     for found, wanted in zip(run(backend), run("reference"), strict=True):
         if wanted is not None:
             torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)

@@ -99,7 +99,7 @@ def attach(
     train           "all" leaves what is trained as it is, "position" freezes everything else
     backend         "original": the attention function that the model had, with the position in its
                     mask, so that a method of no effect changes no bit; n x n memory. Or one of
-                    `whence.attend`: "auto", "fused", "sdpa", "flex", "reference"
+                    `whence.attend`: "auto", "fused", "sdpa", "reference"
 
         >>> handle = attach(model, "tisa:kernels=5")  # doctest: +SKIP
         >>> handle.undo()  # doctest: +SKIP
