@@ -1,8 +1,8 @@
 """Lag biases that are evaluated only where somebody looks at their numbers.
 
 A method says what the bias is made of: the parameters of a curve, or queries and a table. A kernel
-that can evaluate such a bias by itself never makes the band. Everybody else reads `band`, `left` and
-`right` as of any LagBias, and the band is then computed once and kept.
+that can evaluate such a bias by itself never makes the band. Everybody else reads `band`, `left`
+and `right` as of any LagBias, and the band is then computed once and kept.
 """
 
 import math
@@ -152,7 +152,7 @@ class GaussianSum(Curve):
     def extent(self, parameters: tuple[Tensor, ...], longest: int) -> Int[Tensor, " h"]:
         """Where the last Gaussian of a head ends.
 
-        A parameter that is NaN, or a Gaussian of endless width, gives `longest`: nothing is cut off.
+        A parameter that is NaN, or an endless width, gives `longest`: nothing is cut off.
         """
         with torch.no_grad():
             amplitude, width, offset = _units(parameters)
@@ -280,8 +280,8 @@ class CurveBias(DeferredBias):
 class QueryBias(DeferredBias):
     """b(lag) of query i = scale * query_i . table[clip(lag)]: a band for each query (Shaw's keys).
 
-    The axes are [b, h, q, d] and [h|1, 2 * reach + 1, d]. Beyond the reach the end rows of the table
-    go on for ever. The band, where it is asked for, has the dtype of the queries.
+    The axes are [b, h, q, d] and [h|1, 2 * reach + 1, d]. Beyond the reach the end rows of the
+    table go on for ever. The band, where it is asked for, has the dtype of the queries.
     """
 
     query: Float[Tensor, "b h q d"]

@@ -28,8 +28,8 @@ class Inputs(NamedTuple):
 class Numbers(NamedTuple):
     """The numbers of a call. before and after are -1 without a limit.
 
-    Keys at |lag| >= far are left to a plain kernel; 0 means that none are. Then before and after are
-    those of the near keys.
+    Keys at |lag| >= far are left to a plain kernel; 0 means that none are. Then before and after
+    are those of the near keys.
     """
 
     scale: float

@@ -1,10 +1,10 @@
 """Which kernels a forward or backward pass launches, in which order and with which arguments.
 
-Nothing here touches data. The functions are written against a `Plan`, which reserves memory and takes
-launches; a tensor, or a slot of a plan, is looked at for its shape, strides and dtype alone.
+Nothing here touches data. The functions are written against a `Plan`, which reserves memory and
+takes launches; a tensor, or a slot of a plan, is looked at for its shape, strides and dtype alone.
 
-What the caller sees to: the last axis of q, k, v, d_out, a band and a product's query is contiguous;
-the outputs of forward come back to backward with the strides that they had.
+What the caller sees to: the last axis of q, k, v, d_out, a band and a product's query is
+contiguous; the outputs of forward come back to backward with the strides that they had.
 """
 
 import functools
@@ -84,8 +84,8 @@ def forward(
 ) -> Kept:
     """The output and what its gradient needs.
 
-    A product or a curve stands in place of inputs.band. `recorded` says whether a gradient may follow.
-    Few queries (`decoded`) take no product.
+    A product or a curve stands in place of inputs.band. `recorded` says whether a gradient may
+    follow. Few queries (`decoded`) take no product.
     """
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
@@ -364,9 +364,9 @@ def _shared_band(
     highest = min((sizes.q_start + sizes.reach + block - 1) // block, key_blocks - 1)
     diagonals = max(highest - lowest + 1, 1)
     tiles = min(row_blocks, key_blocks) * (n_batch // batches)
-    # With an extent most diagonals are empty, but only the device knows which: few programs each take
-    # every n-th of them, and cut those that are not empty into as many shares as there is room for,
-    # so that the GPU is kept busy.
+    # With an extent most diagonals are empty, but only the device knows which: few programs each
+    # take every n-th of them, and cut those that are not empty into as many shares as there is room
+    # for, so that the GPU is kept busy.
     slots = min(diagonals, 8 if kind.EXTENT else 64)
     busy = BUSY // max(1, min(slots, 4) * h * batches)
     parts = max(1, min(tiles, busy, 64))
@@ -426,7 +426,7 @@ def _curve_gradient(
 def _product_gradients(
     plan: Plan, product: Product, q: Any, d_q: Any, d_band: Any, d_tails: Any, wanted: Wanted
 ) -> tuple[Any, Any]:
-    """The gradients of a product's query, unless that is q, to whose gradient it is added; its table's."""
+    """The gradients of a product's factors. That of a query that is q is added to d_q."""
     query, table = product.query, product.table
     if d_band is None:  # of one lag: one number for all keys of a query, which no softmax sees
         d_query = None if query is None else plan.zeros(query.shape, query.dtype)
@@ -610,7 +610,7 @@ def _parameters(given: Sequence[Any]) -> a.Parameters:
     return a.Parameters(*given, given[0].shape[-1])
 
 
-def _curve_constants(curve: CurveBand | None) -> dict[str, object]:
+def _curve_constants(curve: CurveBand | None) -> dict[str, Any]:
     if curve is None:
         return {"CURVE_AT": None, "CURVE_EXTENT": None, "COUNT": 1}
     functions, count = CURVES[curve.name], _power_of_two(curve.parameters[0].shape[-1])

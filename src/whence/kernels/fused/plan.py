@@ -77,8 +77,8 @@ class Launch(NamedTuple):
     side: bool  # on a second stream, beside the launches that follow
 
 
-# step(values, tensors, handle of a stream): `values` are what kernels get for the slots, which are addresses
-# on a GPU, and after them, from the end backwards, the constants of the plan.
+# step(values, tensors, handle of a stream): `values` are what kernels get for the slots, which are
+# addresses on a GPU, and after them, from the end backwards, the constants of the plan.
 Step = Callable[[list[Any], list[Any], int], None]
 
 
@@ -104,7 +104,7 @@ class Plan:
         """Memory without contents; with `tokens`, [b, h, n, d] lies as [b, n, h, d] in memory."""
         strides = _packed(shape)
         if tokens:
-            b, h, n, d = shape
+            _, h, n, d = shape
             strides = (n * h * d, d, h * d, 1)
         return self._new(Room(tuple(shape), strides, dtype, zeros=False))
 
@@ -137,7 +137,7 @@ class Plan:
         grid: Sequence[int],
         *groups: Any,
         warps: int = 4,
-        stages: int = 2,
+        stages: int = 3,
         side: bool = False,
         **constants: object,
     ) -> None:

@@ -1,8 +1,9 @@
 """The gradient of a band that all rows of a head share, without atomics.
 
-All tiles on one block-diagonal have the same lag in the same cell. So a program walks along a share of
-a block-diagonal, sums the tiles' dS in registers, and at the end sums the diagonals of that one tile;
-a second small kernel adds up the shares. Only block-diagonals that touch the band are visited.
+All tiles on one block-diagonal have the same lag in the same cell. So a program walks along a share
+of a block-diagonal, sums the tiles' dS in registers, and at the end sums the diagonals of that one
+tile; a second small kernel adds up the shares. Only block-diagonals that touch the band are
+visited.
 """
 
 import triton
@@ -150,7 +151,7 @@ def collect_kernel(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of lags (program 0) of one head: the shares of the two block-diagonals that hold them."""
+    """One block of lags (program 0) of one head, from the two block-diagonals that hold them."""
     bh = tl.program_id(1).to(tl.int64)
     diagonal = shares.first + tl.program_id(0)
     low, high = visited(extent, bh % sizes.n_heads, sizes, KIND, BLOCK)

@@ -220,9 +220,9 @@ def summed_rows(
 def lse_and_delta(ptr, r, there, EVEN: tl.constexpr):
     """lse and delta of every row of a tile.
 
-    They are loaded as at least 128 numbers, which the compiler spreads over the threads. Of fewer it
-    makes every thread load all that it will need, which is sixteen times the work; so for few rows
-    each number is loaded twice.
+    They are loaded as at least 128 numbers, which the compiler spreads over the threads. Of fewer
+    it makes every thread load all that it will need, which is sixteen times the work; so for few
+    rows each number is loaded twice.
     """
     TWICE: tl.constexpr = r.shape[0] < 64
     place = ptr + (r[:, None] * 2 + tl.arange(0, 2)[None, :])

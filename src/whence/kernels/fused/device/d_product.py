@@ -1,7 +1,7 @@
 """The gradients of a product's factors, from the gradient of the band that the product is.
 
-band = scale * query @ table^T, so d_query = scale * d_band @ table, and d_table is the sum over rows of
-scale * d_band^T query. The gradient of a value table is the same sum, of mass^T d_out.
+band = scale * query @ table^T, so d_query = scale * d_band @ table, and d_table is the sum over
+rows of scale * d_band^T query. The gradient of a value table is the same sum, of mass^T d_out.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from whence.kernels.fused.device.tile import head_rows
 
 
 class BandGradient(NamedTuple):
-    """The gradient of a band, float32 [b, h, q, lag], and of its tails [4, b, h, q], both packed."""
+    """The gradient of a band float32 [b, h, q, lag] and of its tails [4, b, h, q], packed."""
 
     d_band: Any
     d_tails: Any  # None if the tails are no ends of the band, or have no gradient

@@ -124,7 +124,8 @@ def query_kernel(
     queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
     d_mass = MassGradient(d_mass_ptr, d_left_mass, d_right_mass)
     if KIND.VALUES:
-        d_mass = MassGradient(d_mass_ptr, d_left_mass[:, None], d_right_mass[:, None])
+        d_left, d_right = tl.expand_dims(d_left_mass, 1), tl.expand_dims(d_right_mass, 1)
+        d_mass = MassGradient(d_mass_ptr, d_left, d_right)
     of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
@@ -145,8 +146,9 @@ def query_kernel(
                 TILE,
                 REGION,
             )
-    # dS of a row sums to zero. What rounding left of that sum is an error of delta, which a sum over
-    # rows, a tail that holds most of a row, or a slope's distances would magnify: it is taken out.
+    # dS of a row sums to zero. What rounding left of that sum is an error of delta, which a sum
+    # over rows, a tail that holds most of a row, or a slope's distances would magnify: it is taken
+    # out.
     if BALANCED:
         tl.store(pair + 1, delta + sums.imbalance, mask=there)
     d_q = sums.d_q * sizes.scale

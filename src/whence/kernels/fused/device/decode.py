@@ -1,7 +1,7 @@
-"""Few queries against many keys: a kernel for one share of the keys, and one that merges the shares.
+"""Few queries against many keys: one kernel for a share of the keys, one to merge the shares.
 
-A program takes one share of the keys for all query heads of one key head, so that a grouped cache is
-read once. The rows of its tile are the queries of all these heads, one head's after the other's.
+A program takes one share of the keys for all query heads of one key head, so that a grouped cache
+is read once. The rows of its tile are the queries of all these heads, one head's after the other's.
 """
 
 import triton
@@ -142,7 +142,7 @@ def merge_kernel(
     KIND: tl.constexpr,
     SHARES: tl.constexpr,  # a power of two
 ):
-    """One query of one head (program 0): the shares' sums to one scale, and the value table's part."""
+    """One query of one head (program 0): merges its shares and adds the value table's part."""
     bhq = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SHARES)
     d_v = tl.arange(0, KIND.BLOCK_DV)

@@ -86,6 +86,8 @@ def forward_kernel(
         mask=there[:, None] & (d < KIND.D)[None, :],
         other=0.0,
     )
+    k_head = head_rows(k, b, h // KIND.GROUPS)
+    v_head = head_rows(v, b, h // KIND.GROUPS)
     if PRODUCT > 0:
         tails = product_band(product, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT)
     else:
@@ -100,8 +102,6 @@ def forward_kernel(
     state = empty_softmax(ROWS, KIND)
     if KIND.FAR:
         state = far_softmax(far_state(far, b, h, index, tails, sizes, KIND))
-    k_head = head_rows(k, b, h // KIND.GROUPS)
-    v_head = head_rows(v, b, h // KIND.GROUPS)
     for REGION in tl.static_range(3):
         if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
             state = attended(
@@ -270,11 +270,11 @@ def far_softmax(far):
 def product_band(
     product, bias, b, h, first_row, r, there, sizes, KIND: tl.constexpr, D: tl.constexpr
 ):
-    """Computes scale * query @ factor^T of a block of rows, stores it laid out, and returns its tails.
+    """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
 
-    The tails are the constants at the ends of the band, stored as the caller would give them, in base
-    e. There is an odd number of lags and a product takes 32 at a time, so the last lag is computed by
-    itself.
+    The tails are the constants at the ends of the band, stored as the caller would give them, in
+    base e. There is an odd number of lags and a product takes 32 at a time, so the last lag is
+    computed by itself.
     """
     PIECE: tl.constexpr = 64 if D > 32 else 32
     stride = product.query.stride_n

@@ -1,8 +1,8 @@
 """A band laid out for near tiles, so that they need one load a cell.
 
-The laid-out band is in base 2. For a head it extends as far as a near tile can touch, with its tails
-beyond its reach and -inf outside the window. For a row it extends one place beyond its reach on each
-side, where it holds the constant of the tail; the look-up is clipped to these places.
+The laid-out band is in base 2. For a head it extends as far as a near tile can touch, with its
+tails beyond its reach and -inf outside the window. For a row it extends one place beyond its reach
+on each side, where it holds the constant of the tail; the look-up is clipped to these places.
 """
 
 import triton
@@ -14,7 +14,7 @@ from whence.kernels.fused.device.tile import LOG2E
 @triton.jit(do_not_specialize=["sizes"])
 def head_layout_kernel(
     laid_out,  # float32 [b, h, 2 * edge + 1]
-    bias,  # the band as the caller gave it, if there is one; of a curve, extent and tails are written
+    bias,  # the band as the caller gave it; of a curve, its extent and tails are written
     parameters,
     sizes,
     KIND: tl.constexpr,

@@ -1,7 +1,7 @@
 """One tile of logits: the bias of its cells, which cells count, and the rows that it is made of.
 
-Whatever belongs to a row or a key is [m, 1] or [1, n] and broadcasts to the tile. The key kernel works
-with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
+Whatever belongs to a row or a key is [m, 1] or [1, n] and broadcasts to the tile. The key kernel
+works with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
 """
 
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class Line(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The keys (or rows) low..high that a block touches, of which near_start..near_stop are near."""
+    """The keys (or rows) low..high of a block, of which near_start..near_stop are near."""
 
     low: Any
     near_start: Any
@@ -145,7 +145,7 @@ def head_of(bias, visible, seed, b, h, sizes, KIND: tl.constexpr):
 
 @triton.jit
 def head_from(head, first_row, rows, tails, sizes, KIND: tl.constexpr, BY_KEYS: tl.constexpr):
-    """A head for the rows [m] that start at first_row; their tails broadcast to the tile already."""
+    """A head for the rows [m] from first_row on; their tails broadcast to the tile already."""
     band = head.band
     if KIND.BAND:
         band += first_row * head.band_q
@@ -237,9 +237,9 @@ def far_line(
     """The line of a far tile, its columns counted from the tile's first key.
 
     The shift goes into the number that is subtracted from the logits of a row anyway, so a constant
-    tail costs no work a cell. What all cells of the tile have in common is part of the shift, or with
-    LEVEL of the level: a thread of a transposed tile has few keys and many rows, so that the level
-    costs less there.
+    tail costs no work a cell. What all cells of the tile have in common is part of the shift, or
+    with LEVEL of the level: a thread of a transposed tile has few keys and many rows, so that the
+    level costs less there.
     """
     level = 0.0
     if REGION == 0:
@@ -371,7 +371,7 @@ def load_far(ptr, b, h, index, m, n_heads, d, D: tl.constexpr, TOKENS: tl.conste
 
 @triton.jit
 def dropout_factor(seed, row, col, dropout):
-    """What dropout multiplies the weights by: a function of seed, row and key, whatever the tiles."""
+    """What dropout multiplies the weights by, a function of seed, row and key alone."""
     first = col + 0 * row
     zero = 0 * first
     random, _, _, _ = tl.philox(seed, first, row + zero, zero, zero)
@@ -380,7 +380,7 @@ def dropout_factor(seed, row, col, dropout):
 
 @triton.jit
 def rounding_residual(exact, rounded):
-    """What rounding took, times RESIDUAL_SCALE and within the range of float16, its stored dtype."""
+    """What rounding took, times RESIDUAL_SCALE, within the range of float16."""
     residual = (exact - rounded.to(tl.float32)) * RESIDUAL_SCALE
     return tl.minimum(tl.maximum(residual, -60000.0), 60000.0)
 

@@ -1,8 +1,8 @@
 """A value table's part of a block of rows: the mass of every lag in forward, d_mass in backward.
 
-out_i += sum_lag mass_i(lag) table(lag), where the mass of a lag is the probability at that lag, and at
-the table's two ends also that of all lags beyond. A table has an odd number of lags and a product
-takes 32 at a time, so the last lag is computed by itself.
+out_i += sum_lag mass_i(lag) table(lag), where the mass of a lag is the probability at that lag, and
+at the table's two ends also that of all lags beyond. A table has an odd number of lags and a
+product takes 32 at a time, so the last lag is computed by itself.
 """
 
 import triton
@@ -22,7 +22,7 @@ def with_table(
     sizes,
     KIND: tl.constexpr,
 ):
-    """out + mass @ table. Near tiles stored their logits at `mass`: they are replaced by the masses."""
+    """out + mass @ table. Near tiles stored logits at `mass`, which the masses replace."""
     last = 2 * sizes.value_reach
     width = last + 1
     first = rows.first_row + sizes.q_start
@@ -60,7 +60,7 @@ def with_table(
 
 @triton.jit
 def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
-    """Stores d_mass = d_out @ table^T for near tiles, and returns those of the first and last lag."""
+    """Stores d_mass = d_out @ table^T for near tiles; returns those of the first and last lag."""
     last = 2 * sizes.value_reach
     width = last + 1
     there = rows.there
