@@ -20,6 +20,7 @@ from scipy import stats
 from inspections import inspection, table, without_table
 from whence.analysis.comparison import Comparison, compare, correlate, read_scores, step_of
 from whence.analysis.results import Inspection
+from whence.files import write_bytes
 from whence.report import (
     Results,
     draw_components,
@@ -40,7 +41,6 @@ from whence.report import (
 )
 from whence.report.folder import file_name
 from whence.report.ink import SERIES, inner_limits, labels
-from whence.report.saved import save_bytes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -334,7 +334,7 @@ def test_fits_are_drawn_over_the_curves_that_they_were_fitted_to() -> None:
 @pytest.fixture
 def _no_ink(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of which figures are there and which are not."""
-    monkeypatch.setattr("whence.report.folder.save_figure", lambda _, path: save_bytes(b"", path))
+    monkeypatch.setattr("whence.report.folder.save_figure", lambda _, path: write_bytes(path, b""))
 
 
 @pytest.mark.usefixtures("_no_ink")

@@ -15,6 +15,7 @@ from whence.cli.inspect import inspect_all, print_numbers
 from whence.cli.lm import compared, show
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
+from whence.files import write_text
 from whence.methods import METHODS
 
 if TYPE_CHECKING:
@@ -83,9 +84,8 @@ def demo(
 def _trained(out: Path) -> tuple["Language", Path | None]:
     """Four methods on a text that every Python has."""
     from whence.analysis.pieces import sample
-    from whence.report.saved import save_bytes
 
-    text = save_bytes(sample().encode(), out / "python_topics.txt")
+    text = write_text(out / "python_topics.txt", sample())
     flags = {"methods": read_specs(TRAINED), "data": str(text), **SETTING}
     return compared(None, flags, out / "lm")
 

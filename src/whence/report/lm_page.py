@@ -4,11 +4,12 @@ from pathlib import Path
 
 from whence.analysis.language import Language
 from whence.checks import require
+from whence.files import write_text
 from whence.report import lm_sections as sections
 from whence.report.frame import framed
 from whence.report.lm_figures import draw_attention, draw_by_length
 from whence.report.lm_table import formatted
-from whence.report.saved import save_bytes, save_png
+from whence.report.saved import save_png
 from whence.report.sections import Page
 
 PAGE = "page.html"
@@ -44,9 +45,9 @@ def write_lm_report(results: Language, out: Path, *, figures: bool = True) -> Pa
         f"{out} has no finished job yet: the whence lm that began there goes on with it.",
     )
     for name, form in (("table.md", "markdown"), ("table.tex", "latex")):
-        save_bytes(f"{formatted(results, form)}\n".encode(), out / name)
+        write_text(out / name, f"{formatted(results, form)}\n")
     if figures:
         save_png(draw_by_length(results), out / "figures" / "length.png", dpi=150)
         if any(job.attention for job in results.jobs):
             save_png(draw_attention(results), out / "figures" / "attention.png", dpi=150)
-    return save_bytes(make_lm_page(results).encode(), out / PAGE)
+    return write_text(out / PAGE, make_lm_page(results))

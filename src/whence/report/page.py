@@ -7,10 +7,10 @@ from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
 from whence.analysis.results import Inspection
 from whence.checks import require
+from whence.files import write_text
 from whence.report import sections
 from whence.report.frame import framed
 from whence.report.ink import labels
-from whence.report.saved import save_bytes
 from whence.report.sections import Page
 
 
@@ -23,7 +23,7 @@ def save_page(
 ) -> Path:
     """Write the page whole or not at all."""
     page = make_page(inspections, comparison=comparison, criteria=criteria)
-    return save_bytes(page.encode(), path)
+    return write_text(path, page)
 
 
 def make_page(
