@@ -18,8 +18,7 @@ import processes
 from tables.gpu import gpu, gpu_short
 from tables.methods import spec_with_defaults
 from tables.stored import Stored
-from whence import METHODS, build
-from whence.analysis import families
+from whence import METHODS, build, families
 from whence.bench import PEERS
 from whence.cli.root import app
 

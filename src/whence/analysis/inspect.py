@@ -6,9 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from whence.analysis.checkpoint import Progress, open_checkpoint
-from whence.analysis.family import AlibiBias, DebertaBias, RopeBias, T5Bias
 from whence.analysis.heads import head_reports
-from whence.analysis.reading import Reader, read
 from whence.analysis.relative import relative_reports
 from whence.analysis.results import (
     HeadFits,
@@ -18,8 +16,10 @@ from whence.analysis.results import (
     ModelFacts,
     TableReport,
 )
+from whence.analysis.stack_reader import StackReader, read_stack
 from whence.analysis.toeplitz import table_report
 from whence.checks import require
+from whence.families import AlibiBias, DebertaBias, RopeBias, T5Bias
 
 RULES = {T5Bias: "t5 bias", AlibiBias: "alibi", DebertaBias: "deberta relative", RopeBias: "rope"}
 PACKAGES = ("whence", "torch", "numpy", "scipy", "safetensors")
@@ -47,7 +47,7 @@ def inspect(
     """
     step = _Steps(progress)
     checkpoint = open_checkpoint(name_or_folder, allow_pickle=allow_pickle)
-    reader = read(checkpoint, stack=stack)
+    reader = read_stack(checkpoint, stack=stack)
     reader.check_layer(layer)
     reader.projections(layer)  # a model without attention stops here, before any long work
     table, heads, relative, notes = inspect_table_and_heads(
@@ -80,7 +80,7 @@ def inspect(
 
 
 def inspect_table_and_heads(
-    reader: Reader, *, layer: int = 0, biases: bool = False, progress: Progress | None = None
+    reader: StackReader, *, layer: int = 0, biases: bool = False, progress: Progress | None = None
 ) -> tuple[TableReport | None, tuple[HeadReport, ...], tuple[HeadReport, ...], list[str]]:
     """What the weights alone tell: the table, the heads' F, the stated curves, and notes."""
     say = progress or (lambda what, share: None)
@@ -102,7 +102,7 @@ def inspect_table_and_heads(
     return report, heads, relative, notes
 
 
-def _notes(reader: Reader) -> list[str]:
+def _notes(reader: StackReader) -> list[str]:
     others = [one.name for one in reader.family.stacks if one.name != reader.stack.name]
     if not others:
         return []
@@ -112,7 +112,7 @@ def _notes(reader: Reader) -> list[str]:
     ]
 
 
-def _head_notes(reader: Reader, layer: int, biases: bool) -> list[str]:
+def _head_notes(reader: StackReader, layer: int, biases: bool) -> list[str]:
     added = "with" if biases else "without"
     notes = [
         f"F is made {added} the biases of the projections, from the table as stored: the LayerNorm "
@@ -128,7 +128,7 @@ def _head_notes(reader: Reader, layer: int, biases: bool) -> list[str]:
     return notes
 
 
-def _facts(reader: Reader, table: TableReport | None, sha256: str) -> ModelFacts:
+def _facts(reader: StackReader, table: TableReport | None, sha256: str) -> ModelFacts:
     parts = ["table"] if table is not None else []
     if reader.stack.relative is not None:
         parts.append(RULES[type(reader.stack.relative)])
@@ -156,7 +156,7 @@ def _fits(heads: tuple[HeadReport, ...], progress: Progress) -> tuple[HeadFits, 
 
 
 def _profiles(
-    reader: Reader, layer: int, text: str | None, progress: Progress, notes: list[str]
+    reader: StackReader, layer: int, text: str | None, progress: Progress, notes: list[str]
 ) -> tuple[LagProfile, ...]:
     from whence.analysis.profile import lag_profiles
 

@@ -7,9 +7,9 @@ from whence.analysis.checkpoint import Progress, open_checkpoint
 from whence.analysis.fit import fit_heads
 from whence.analysis.heads import head_reports
 from whence.analysis.inspect import inspect
-from whence.analysis.reading import read
 from whence.analysis.relative import relative_reports
 from whence.analysis.results import Inspection
+from whence.analysis.stack_reader import read_stack
 
 
 def inspect_layers(
@@ -39,7 +39,7 @@ def inspect_layers(
         allow_pickle=allow_pickle,
         progress=lambda what, share: say(what, 0.2 * share),
     )
-    reader = read(open_checkpoint(name_or_folder, allow_pickle=allow_pickle), stack=stack)
+    reader = read_stack(open_checkpoint(name_or_folder, allow_pickle=allow_pickle), stack=stack)
     heads, relative = list(first.heads), list(first.relative)
     fits, notes = list(first.fits), list(first.notes)
     deeper = range(1, first.model.n_layers)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.hf.changes import Change, Frozen, Hooked, OwnForward, SetAside
-from whence.hf.families import Family
+from whence.hf.model_parts import ModelParts
 from whence.method import PositionMethod
 
 
@@ -41,13 +41,13 @@ class FirstPosition:
         return (), given
 
 
-def drop(family: Family, base: nn.Module) -> list[Change]:
+def drop(parts: ModelParts) -> list[Change]:
     """Leave out all of a model's own positions.
 
     The weights stay in the model, untrained, so that `undo` and checkpoints have them.
     """
-    changes: list[Change] = []
-    for name in (family.table, *family.other):
+    base, changes = parts.base, list[Change]()
+    for name in parts.position_tables():
         parent, _, last = name.rpartition(".")
         owner = base.get_submodule(parent)
         table: Any = getattr(owner, last)
@@ -56,8 +56,8 @@ def drop(family: Family, base: nn.Module) -> list[Change]:
             changes += [OwnForward(table, nothing), Frozen(weight)]
         else:
             changes.append(SetAside(base, owner, last))
-    if family.embeddings is not None:
-        embeddings = base.get_submodule(family.embeddings)
+    if parts.attach.embeddings:
+        embeddings = base.get_submodule(parts.attach.embeddings)
         hook = FirstPosition(argument_names(embeddings))
         changes.append(Hooked(embeddings.register_forward_pre_hook(hook, with_kwargs=True)))
     return changes
@@ -89,12 +89,12 @@ class Bottom:
         return x if term is None else x + term.to(x.dtype)
 
 
-def add_input_term(family: Family, base: nn.Module, whole: PositionMethod) -> list[Change]:
+def add_input_term(parts: ModelParts, whole: PositionMethod) -> list[Change]:
     """Have a pass begin with the method's input term, where the family adds its own table."""
     if "input" not in whole.sites():
         return []
-    module, side = family.bottom_of(base)
-    bottom = Bottom(whole, by_ids=family.causal)
+    module, side = parts.input_site()
+    bottom = Bottom(whole, by_ids=parts.stack.causal)
     if side == "input":
         return [Hooked(module.register_forward_pre_hook(bottom.before))]
     return [Hooked(module.register_forward_hook(bottom.after, with_kwargs=True))]
