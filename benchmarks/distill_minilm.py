@@ -22,7 +22,7 @@ from whence.bench.machine import machine
 from whence.cli.demo import MODEL, model_folder
 from whence.distill.closeness import closeness
 from whence.distill.distilling import Plan, facts, fitted, stripped, versions
-from whence.distill.originals import Original, load_original
+from whence.distill.original import Original, load_original
 from whence.distill.sequences import Sequences, read_sequences
 from whence.distill.stsb import Pairs, embedded, read_pairs, spearman
 from whence.distill.tuning import BATCH, KERNEL_RATE, OTHER_RATE, tune

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lm_plan import Plan
 from lm_workers import FAILURE
-from whence.analysis.language import Job
+from whence.analysis.lm_results import Job
 from whence.experiments import LMConfig
 from whence.experiments.folder import EXPERIMENT, TOKENIZER
 from whence.experiments.job import RESULT

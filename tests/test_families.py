@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from whence.analysis.checkpoint import open_checkpoint
 from whence.analysis.heads import positional_attention
 from whence.analysis.inspect import inspect
-from whence.analysis.relative import relative_reports
+from whence.analysis.relative_curves import relative_reports
 from whence.analysis.stack_reader import StackReader, read_stack
 from whence.families import FAMILIES, INSPECTABLE
 

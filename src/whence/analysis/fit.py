@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from whence.analysis.gaussians import Floats, Problem, problem_of, project, solve
+from whence.analysis.json_result import Array
 from whence.analysis.results import Fit, HeadFits, HeadReport
-from whence.analysis.stored import Array
 from whence.checks import at_least, require
 from whence.files import write_bytes
 from whence.methods.tisa import Tisa

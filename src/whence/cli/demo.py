@@ -19,7 +19,7 @@ from whence.files import write_text
 from whence.methods import METHODS
 
 if TYPE_CHECKING:
-    from whence.analysis.language import Language
+    from whence.analysis.lm_results import Language
     from whence.analysis.results import Inspection
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -83,9 +83,9 @@ def demo(
 
 def _trained(out: Path) -> tuple["Language", Path | None]:
     """Four methods on a text that every Python has."""
-    from whence.analysis.pieces import sample
+    from whence.analysis.tokenized_text import python_help_text
 
-    text = write_text(out / "python_topics.txt", sample())
+    text = write_text(out / "python_topics.txt", python_help_text())
     flags = {"methods": read_specs(TRAINED), "data": str(text), **SETTING}
     return compared(None, flags, out / "lm")
 

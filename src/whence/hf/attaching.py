@@ -12,9 +12,9 @@ from whence.hf import attention, mpnet
 from whence.hf.building import cast_like, completed, positions_for
 from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnConfig, OwnForward
 from whence.hf.classes import FORMAT
+from whence.hf.layer_hooks import AttentionHook, count_layers
 from whence.hf.model_parts import ModelParts, parts_of
 from whence.hf.positions import Positions
-from whence.hf.sites import Site, counted
 from whence.hf.table import add_input_term, drop
 from whence.kernels.attend import BACKENDS
 from whence.method import PositionMethod
@@ -95,7 +95,7 @@ def attach(
                     as before. False is form (b): they are left out, and input may be longer
     share           one set of parameters for all layers, not one a layer; what a method always
                     shares (T5's table) is shared in any case
-    layers          which layers, counted from 0; all unless given
+    layers          which layers, count_layers from 0; all unless given
     train           "all" leaves what is trained as it is, "position" freezes everything else
     backend         "original": the attention function that the model had, with the position in its
                     mask, so that a method of no effect changes no bit; n x n memory. Or one of
@@ -235,17 +235,17 @@ def _at_attentions(parts: ModelParts, positions: Positions, backend: str) -> lis
     shared = bool(parts.attach.repeats)
     if shared:
         stack = parts.base.get_submodule(parts.attach.repeats)
-        changes.append(Hooked(stack.register_forward_pre_hook(counted, with_kwargs=True)))
+        changes.append(Hooked(stack.register_forward_pre_hook(count_layers, with_kwargs=True)))
     for index, module in enumerate(parts.attentions()):
         methods = positions.layers if shared else positions.layers[index : index + 1]
-        site = Site(
+        hook = AttentionHook(
             methods,
             module,
             backend=backend,
             shared=shared,
             by_interface=not parts.attach.own_forward,
         )
-        changes.append(Hooked(module.register_forward_pre_hook(site, with_kwargs=True)))
+        changes.append(Hooked(module.register_forward_pre_hook(hook, with_kwargs=True)))
         if parts.attach.own_forward:
             changes.append(OwnForward(module, mpnet.forward))
     return changes

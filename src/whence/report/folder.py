@@ -14,19 +14,19 @@ from matplotlib.figure import Figure
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
+from whence.analysis.json_result import Result
 from whence.analysis.results import Inspection
-from whence.analysis.stored import Result
 from whence.checks import require
 from whence.files import add_to_folder
+from whence.report.comparison_figures import draw_scores, draw_steps
 from whence.report.components import draw_components
+from whence.report.figure_files import save_figure
 from whence.report.fits import draw_fits, with_curves
 from whence.report.heads import draw_head_curves, draw_head_matrices
 from whence.report.heat_maps import draw_heat_maps
-from whence.report.ink import short
 from whence.report.page import save_page
 from whence.report.profiles import draw_profiles
-from whence.report.saved import save_figure
-from whence.report.series import draw_scores, draw_steps
+from whence.report.style import short
 from whence.report.windows import draw_windows
 
 R = TypeVar("R", bound=Result)
@@ -47,8 +47,8 @@ class Results:
     comparison: Comparison | None = None
     criteria: CriteriaReport | None = None
 
-    def beside(self, earlier: "Results") -> "Results":
-        """With what an earlier run left and this one does not replace, after it."""
+    def with_earlier(self, earlier: "Results") -> "Results":
+        """These results, followed by those of an earlier run that they do not replace."""
         ours = {file_name(entry.model.name) for entry in self.inspections}
         others = (entry for entry in earlier.inspections if file_name(entry.model.name) not in ours)
         return Results(

@@ -1,4 +1,4 @@
-"""The folder of a distilled model: built aside, then moved to its place, whole or not at all."""
+"""Writes the folder of a distilled model: whole or not at all."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from whence.analysis.profile import quiet
 from whence.checks import require
-from whence.distill.originals import Original
+from whence.distill.original import Original
 from whence.distill.results import Distillation
 from whence.files import replace_folder
 
@@ -18,7 +18,7 @@ POOLING_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_t
 
 
 def check_out(out: Path, *, force: bool) -> None:
-    """Refuse a folder that would lose something, before any work.
+    """Refuse, before any work, a folder that holds something that `distill` did not write.
 
     With `force` a folder is replaced if `distill` wrote it, which its distill.json shows.
     """
@@ -33,10 +33,10 @@ def check_out(out: Path, *, force: bool) -> None:
     )
 
 
-def written(
+def write_model_folder(
     model: PreTrainedModel, original: Original, result: Distillation, out: Path, *, force: bool
 ) -> None:
-    """Model, tokenizer and result, and what sentence-transformers needs to pool, if it is there."""
+    """Write model, tokenizer and result, and the original's pooling files if it has some."""
     with replace_folder(out) as new:
         with quiet():
             model.cpu().save_pretrained(new)

@@ -1,4 +1,4 @@
-"""What is looked at during training: progress, speed, memory, NaN, time, and a learned table."""
+"""The Trainer callback that records speed, memory and Toeplitzness, and stops on NaN or timeout."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from whence.experiments.memory import forget_peak, peak_bytes
 Say = Callable[[str, float], None]
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]
+class TrainingMonitor(TrainerCallback):  # type: ignore[misc]
     """Adds speed, memory and Toeplitzness to each entry of the log, which checkpoints carry along.
 
     A loss or gradient that is not finite ends training before anything is saved, so that the last

@@ -1,10 +1,10 @@
-"""What a position table holds that is no position: its mean rows, moved into the words."""
+"""Moves the mean rows of a position table, which tell no position, into the word embeddings."""
 
 import torch
 from torch import Tensor
 
 from whence.checks import one_of, require
-from whence.distill.originals import Original
+from whence.distill.original import Original
 from whence.distill.sequences import Sequences
 
 ROWS = ("special", "mean", "none")

@@ -1,4 +1,4 @@
-"""What the options and weights of four families of `transformers` are called in a native model."""
+"""The rules of conversion: options and weights of four families, by a native model's names."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -8,8 +8,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from whence.analysis.checkpoint import Checkpoint, open_checkpoint
-from whence.analysis.pieces import tokenizer_of
 from whence.analysis.profile import quiet
+from whence.analysis.tokenized_text import tokenizer_of
 from whence.checks import require
 from whence.families import ATTACHABLE
 from whence.hf.model_parts import ModelParts, parts_of

@@ -1,4 +1,4 @@
-"""Curves that a model states itself, read from its weights through our own methods' code."""
+"""Lag curves that a model's weights state, as T5's table and ALiBi's slopes do."""
 
 from collections.abc import Mapping
 from typing import Any
