@@ -128,10 +128,8 @@ def _rope(
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     plain = parameters.get("rope_type", parameters.get("type", "default")) == "default"
     layered = any(isinstance(value, dict) for value in parameters.values())
-    normed = (
-        rule.norm
-        and reader.named(f"{reader.stack.attention}.{rule.norm}.weight", layer) is not None
-    )
+    norm = f"{reader.stack.attention}.{rule.norm}.weight"
+    normed = rule.norm != "" and reader.named(norm, layer) is not None
     parts = reader.projections(layer)
     if not plain or layered or normed or not parts.has_biases:
         return None

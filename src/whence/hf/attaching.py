@@ -14,8 +14,8 @@ from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnConfig, OwnForwa
 from whence.hf.classes import FORMAT
 from whence.hf.layer_hooks import AttentionHook, count_layers
 from whence.hf.model_parts import ModelParts, parts_of
+from whence.hf.position_table import add_input_term, drop
 from whence.hf.positions import Positions
-from whence.hf.table import add_input_term, drop
 from whence.kernels.attend import BACKENDS
 from whence.method import PositionMethod
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from whence.checks import require
 from whence.hf.attention import NAMES
 from whence.hf.layer_context import FIXED_CACHE, LayerContext, ZeroBias
-from whence.hf.table import argument_names
+from whence.hf.position_table import argument_names
 from whence.method import PositionMethod
 
 COUNT = "whence_layers"  # the keyword that passes the counter on to a shared attention
