@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whence.bench.saved import save
+from whence.files import write_json
 from whence.kernels.fused import tiles_file
 from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -82,7 +82,7 @@ def write(path: Path, gpu: str, found: dict[tuple[str, int], TileSet]) -> Path:
     for (dtype, size), tiles in found.items():
         parts = {part: list(getattr(tiles, part)) for part in tiles_file.PARTS}
         rows.setdefault(dtype, {})[size] = parts | {"block": tiles.block}
-    return save({"format": tiles_file.FORMAT, "gpus": gpus}, path)
+    return write_json(path, {"format": tiles_file.FORMAT, "gpus": gpus})
 
 
 def on_this_gpu(

@@ -1,4 +1,4 @@
-"""One stack of a checkpoint through its family's row: shapes, position table, W_Q and W_K."""
+"""Reads a stack of a checkpoint by its family's row: sizes, position table, W_Q and W_K."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,9 @@ import numpy as np
 from jaxtyping import Float
 
 from whence.analysis.checkpoint import Checkpoint, Doubles
-from whence.analysis.families import family_of
-from whence.analysis.family import Family, Stack
 from whence.analysis.toeplitz import FEWEST_ROWS
 from whence.checks import require
+from whence.families import INSPECTABLE, Family, Stack
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,7 @@ class Projections:
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
+class StackReader:
     """A checkpoint seen through one stack of its family's row."""
 
     checkpoint: Checkpoint
@@ -66,7 +65,7 @@ class Reader:
         config = self.checkpoint.config
         if not self.stack.table or not self.stack.has_table(config):
             return None
-        name = self._need(self.stack.table)
+        name = self._need(self.stack.table + ".weight")
         table, first = self.checkpoint.tensor(name), self.stack.first_row(config)
         require(
             table.ndim == 2 and len(table) - first >= FEWEST_ROWS,
@@ -98,10 +97,11 @@ class Reader:
         self.check_layer(layer)
         h, d, stack = self.n_heads, self.d_head, self.stack
         place = stack.place(self.checkpoint.config, layer)
-        q_name = stack.query.format(**place)
+        attention = stack.attention.format(**place)
+        q_name = f"{attention}.{stack.query}"
         q_weight = self._weight(q_name)
         if stack.fused == "no":
-            k_name = stack.key.format(**place)
+            k_name = f"{attention}.{stack.key}"
             k_weight = self._weight(k_name)
             q_bias, q_has = self._bias(q_name + ".bias", len(q_weight))
             k_bias, k_has = self._bias(k_name + ".bias", len(k_weight))
@@ -109,7 +109,7 @@ class Reader:
             fused, fused_has = self._bias(q_name + ".bias", len(q_weight))
             k_bias, k_has = self._part(fused, 1), fused_has
             if stack.query_bias:
-                q_bias, q_has = self._bias(stack.query_bias.format(**place), h * d)
+                q_bias, q_has = self._bias(f"{attention}.{stack.query_bias}", h * d)
             else:
                 q_bias, q_has = self._part(fused, 0), fused_has
             q_weight, k_weight = self._part(q_weight, 0), self._part(q_weight, 1)
@@ -191,15 +191,44 @@ class Reader:
         return value
 
 
-def read(checkpoint: Checkpoint, *, stack: str | None = None) -> Reader:
+def read_stack(checkpoint: Checkpoint, *, stack: str | None = None) -> StackReader:
     """The reader of a checkpoint: of its first stack, or of the one named."""
     family = family_of(checkpoint)
     names = [one.name for one in family.stacks]
     if stack is None:
-        return Reader(checkpoint, family, family.stacks[0])
+        return StackReader(checkpoint, family, family.stacks[0])
     require(
         stack in names,
         f"{checkpoint.name} has no stack {stack!r}: a {family.name} has "
         f"{' and '.join(repr(name) for name in names) if names != [''] else 'only one'}.",
     )
-    return Reader(checkpoint, family, family.stacks[names.index(stack)])
+    return StackReader(checkpoint, family, family.stacks[names.index(stack)])
+
+
+def family_of(checkpoint: Checkpoint) -> Family:
+    """The row for a checkpoint; an unknown one says what was found and how to add a row."""
+    kind = checkpoint.config.get("model_type")
+    if isinstance(kind, str) and kind in INSPECTABLE:
+        return INSPECTABLE[kind]
+    names = sorted(checkpoint.names)
+    require(
+        any(_looks_like(name, _ATTENTION) for name in names),
+        f"{checkpoint.name} is a model without attention, as far as its names tell (model_type "
+        f"{kind!r}, no tensor of {len(names)} is named like queries and keys), so there is no "
+        "positional attention to inspect.",
+    )
+    tables = [name for name in names if _looks_like(name, _POSITION)]
+    known = ", ".join(sorted(INSPECTABLE))
+    raise ValueError(
+        f"{checkpoint.name} is of no known family: its model_type is {kind!r}. Tensors that look "
+        f"like positions: {', '.join(tables[:6]) or 'none'}. To add it, write a row with its "
+        f"tensors' names in FAMILIES (whence/families.py). Known: {known}."
+    )
+
+
+_ATTENTION = ("attn", "attention", "query", "q_proj", "q_lin")
+_POSITION = ("position", "pos_emb", "wpe", "relative", "rel_emb", "rotary")
+
+
+def _looks_like(name: str, words: tuple[str, ...]) -> bool:
+    return any(word in name.lower() for word in words)

@@ -1,7 +1,6 @@
-"""The folder of a distilled model: built aside, then moved to its place, whole or not at all."""
+"""Writes the folder of a distilled model: whole or not at all."""
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -9,16 +8,17 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from whence.analysis.profile import quiet
 from whence.checks import require
-from whence.distill.originals import Original
+from whence.distill.original import Original
 from whence.distill.results import Distillation
+from whence.files import replace_folder
 
 RESULT = "distill.json"
-# What sentence-transformers reads beside the model: how to pool its outputs.
-BESIDE = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+# Files in which sentence-transformers keeps how to pool the model's outputs.
+POOLING_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 
 
 def check_out(out: Path, *, force: bool) -> None:
-    """Refuse a folder that would lose something, before any work.
+    """Refuse, before any work, a folder that holds something that `distill` did not write.
 
     With `force` a folder is replaced if `distill` wrote it, which its distill.json shows.
     """
@@ -33,14 +33,11 @@ def check_out(out: Path, *, force: bool) -> None:
     )
 
 
-def written(
+def write_model_folder(
     model: PreTrainedModel, original: Original, result: Distillation, out: Path, *, force: bool
 ) -> None:
-    """Model, tokenizer and result, and what sentence-transformers needs to pool, if it is there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        new, old = aside / "new", aside / "old"
+    """Write model, tokenizer and result, and the original's pooling files if it has some."""
+    with replace_folder(out) as new:
         with quiet():
             model.cpu().save_pretrained(new)
         if original.tokenizer is not None:
@@ -48,20 +45,10 @@ def written(
                 original.tokenizer.model_max_length = VERY_LARGE_INTEGER
             original.tokenizer.save_pretrained(new)
         folder = original.checkpoint.folder
-        for path in (*(folder / name for name in BESIDE), *folder.glob("[0-9]_*/*")):
+        for path in (*(folder / name for name in POOLING_FILES), *folder.glob("[0-9]_*/*")):
             if path.is_file():
                 target = new / path.relative_to(folder)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, target)
         result.save(new / RESULT)
-        check_out(out, force=force)  # it may have come meanwhile
-        if out.exists():
-            out.rename(old)
-        try:
-            new.rename(out)
-        except BaseException:
-            if old.exists():
-                old.rename(out)
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        check_out(out, force=force)  # another process may have written there meanwhile

@@ -1,4 +1,4 @@
-"""The hooks that tell an attention its layer, its method, and where its rows are."""
+"""The forward pre-hooks that pass a method and the queries' positions to a layer's attention."""
 
 from typing import Any
 
@@ -6,31 +6,33 @@ from torch import Tensor, nn
 
 from whence.checks import require
 from whence.hf.attention import NAMES
-from whence.hf.here import FIXED_CACHE, Here, Quiet
-from whence.hf.table import argument_names
+from whence.hf.layer_context import FIXED_CACHE, LayerContext, ZeroBias
+from whence.hf.position_table import argument_names
 from whence.method import PositionMethod
 
-COUNT = "whence_layers"  # the keyword by which a counter goes down to a shared attention
+COUNT = "whence_layers"  # the keyword that passes the counter on to a shared attention
 
 
-class Counter:
-    """The next layer of one forward pass: made anew for each, so nothing is left by one aborted."""
+class LayerCounter:
+    """The number of the next layer. Each forward pass has a counter of its own."""
 
     def __init__(self) -> None:
         self.next = 0
 
 
-def counted(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def count_layers(
+    module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Forward pre-hook of a stack that runs one attention for several layers (ALBERT)."""
-    return args, {**kwargs, COUNT: Counter()}
+    return args, {**kwargs, COUNT: LayerCounter()}
 
 
-class Site:
-    """Forward pre-hook of one attention: adds `whence=Here(...)` to what its function receives.
+class AttentionHook:
+    """Forward pre-hook of one attention: adds the argument `whence=LayerContext(...)`.
 
-    `methods` has an entry a layer where the attention is shared by all, else one; None is a layer
-    that was left out. Everything a call needs is in its arguments, so a layer that is computed
-    again in backward gets the same.
+    `methods` has one entry, or one for each layer where all layers share the attention; None stands
+    for a layer that was left out. Everything that a call needs is in its arguments, so a layer that
+    is computed again in backward gets the same.
     """
 
     def __init__(
@@ -45,12 +47,12 @@ class Site:
         self.methods, self.backend = methods, backend
         self.shared, self.by_interface = shared, by_interface
         self.names = argument_names(module)
-        self.quiet = tuple(Quiet() for _ in methods)
+        self.zero_bias = tuple(ZeroBias() for _ in methods)
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments and `whence`, unless this layer was left out."""
+        """Add `whence` to the arguments, unless this layer was left out."""
         if self.by_interface:
             self._check_implementation(module)
         index = 0
@@ -64,10 +66,10 @@ class Site:
         x = given["hidden_states"]
         start = self._start(module, method, given.get("past_key_values"))
         self._check_device(method, x)
-        here = Here(method, x, start, self.backend, self.quiet[index])
-        return args, {**kwargs, "whence": here}
+        context = LayerContext(method, x, start, self.backend, self.zero_bias[index])
+        return args, {**kwargs, "whence": context}
 
-    def _layer(self, counter: Counter | None) -> int:
+    def _layer(self, counter: LayerCounter | None) -> int:
         n_layers = len(self.methods)
         if counter is None or counter.next >= n_layers:
             raise ValueError(

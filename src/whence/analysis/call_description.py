@@ -1,4 +1,7 @@
-"""One attention call with a method in words: its terms and its backends, nothing allocated."""
+"""Describes an attention call with a method in words: its terms and its backends.
+
+Nothing is allocated, so calls of any length and on any device can be described on any machine.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,13 +20,13 @@ from whence.methods import build
 
 @dataclass(frozen=True)
 class Described:
-    """What a method puts at each site of a call, and what each backend says of that call."""
+    """What a method contributes at each site of a call, and what each backend says of the call."""
 
     sites: tuple[str, ...]
     parameters: int
     terms: tuple[str, ...]
     explanation: Explanation
-    caveats: tuple[str, ...] = ()  # where the answer rests on less than the question
+    caveats: tuple[str, ...] = ()  # in what the described call differs from the one asked about
 
 
 def describe(
@@ -41,7 +44,7 @@ def describe(
     dropout: float = 0.0,
     train: bool = True,
 ) -> Described:
-    """Self-attention of this shape with the method that `spec` names, under fake tensors.
+    """Describe self-attention of this shape with the method that `spec` names, under fake tensors.
 
     Fake tensors have a shape, a dtype and a device but no memory, so any length and any device can
     be asked about on any machine. Dropout counts in training only. A method that must read numbers
@@ -53,19 +56,19 @@ def describe(
         n_heads % n_kv_heads == 0,
         f"heads must be a multiple of kv_heads, got {n_heads} and {n_kv_heads}.",
     )
-    shape = Shape(batch, n_heads, n_kv_heads, length, d_head, dtype, causal, train)
+    shape = CallShape(batch, n_heads, n_kv_heads, length, d_head, dtype, causal, train)
     fake, caveats = FakeTensorMode(), []
     try:
         with torch.device("meta"):
             method = shape.build(spec)
         with fake:
             _fake(method, dtype)
-            said = _ask(method, shape)
+            said = _run_hooks(method, shape)
     except DataDependentOutputException:
         shape = dataclasses.replace(shape, batch=1, length=min(length, 8))
         caveats.append(f"it reads numbers, so it was asked at length {shape.length}, batch 1")
         method = shape.build(spec).to(dtype)
-        said = _ask(method, shape)
+        said = _run_hooks(method, shape)
     if method.causal_only and not causal:
         caveats.append("it is for causal attention only, and the call is not causal")
     # Autograd asks a device for its streams, even for fake tensors, and aborts without the device.
@@ -74,9 +77,9 @@ def describe(
         caveats.append(f"no {device} here, so it was judged without an autograd graph")
     with fake, torch.set_grad_enabled(graph):
         explanation = explain(
-            *_on(said.heads, device),
-            bias=_on(said.bias, device),
-            values=_on(said.values, device),
+            *_moved_to(said.heads, device),
+            bias=_moved_to(said.bias, device),
+            values=_moved_to(said.values, device),
             causal=causal,
             window=window,
             scale=0.0 if said.replaces else d_head**-0.5,
@@ -88,8 +91,8 @@ def describe(
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The call that is asked about."""
+class CallShape:
+    """The shape of the described call."""
 
     batch: int
     n_heads: int
@@ -112,8 +115,8 @@ class Shape:
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
-    """What the hooks returned."""
+class HookResults:
+    """The terms that the hooks of a method returned."""
 
     heads: tuple[Tensor, Tensor, Tensor]
     bias: Bias | None
@@ -139,8 +142,8 @@ class Said:
         return tuple(said)
 
 
-def _ask(method: PositionMethod, shape: Shape) -> Said:
-    """Every hook, on CPU tensors: a fake tensor of a device that is not there cannot be indexed."""
+def _run_hooks(method: PositionMethod, shape: CallShape) -> HookResults:
+    """Run every hook on CPU tensors: a fake tensor of a missing device cannot be indexed."""
     with torch.set_grad_enabled(shape.train):
         pos = torch.arange(shape.length)
         q, k, v = (
@@ -155,11 +158,13 @@ def _ask(method: PositionMethod, shape: Shape) -> Said:
         if replaced is None:
             bias = method.score_term(q, pos, pos, content=content)
         heads = (method.query_heads(q, pos), method.key_heads(k, pos), method.value_heads(v, pos))
-        return Said(heads, bias, replaced is not None, method.value_term(pos, pos), shape.d_head)
+        return HookResults(
+            heads, bias, replaced is not None, method.value_term(pos, pos), shape.d_head
+        )
 
 
 def _fake(method: PositionMethod, dtype: torch.dtype) -> None:
-    """Every parameter and buffer replaced by a fake one of this dtype."""
+    """Replace every parameter and buffer by a fake one of this dtype."""
 
     def fake(x: Tensor) -> Tensor:
         return torch.empty(x.shape, dtype=dtype if x.is_floating_point() else x.dtype)
@@ -174,19 +179,19 @@ def _fake(method: PositionMethod, dtype: torch.dtype) -> None:
 T = TypeVar("T")
 
 
-def _on(part: T, device: str) -> T:
-    """The same description with fake tensors of another device: of a tensor, a term or a tuple."""
+def _moved_to(part: T, device: str) -> T:
+    """A tensor, a term or a tuple of them, with fake tensors of another device instead."""
     moved: Any = part
     if isinstance(part, Tensor):
         moved = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device=device)
         moved = moved.requires_grad_(part.requires_grad)
     elif isinstance(part, tuple):
-        moved = tuple(_on(item, device) for item in part)
+        moved = tuple(_moved_to(item, device) for item in part)
     elif isinstance(part, DeferredBias):  # its band is made of its tensors
-        moved = part.made_of(*(_on(x, device) for x in part.tensors()))
+        moved = part.made_of(*(_moved_to(x, device) for x in part.tensors()))
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         names = [field.name for field in dataclasses.fields(part)]
-        moved = dataclasses.replace(part, **{n: _on(getattr(part, n), device) for n in names})
+        moved = dataclasses.replace(part, **{n: _moved_to(getattr(part, n), device) for n in names})
     return cast(T, moved)
 
 

@@ -1,4 +1,7 @@
-"""Colours and axes that all figures share: readable in grey print and to the colour-blind."""
+"""The style of all figures: colours, axes, titles and labels.
+
+They can be read in grey print and by the colour-blind.
+"""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -6,7 +9,7 @@ from itertools import cycle
 import numpy as np
 from matplotlib.axes import Axes
 
-from whence.analysis.stored import Array
+from whence.analysis.json_result import Array
 
 INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
 BLUE, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#56b4e9", "#aa4499"

@@ -1,4 +1,4 @@
-"""One HTML page with everything in it: no request leaves it, so it works from a file, offline."""
+"""An HTML page with all of its scripts and data in it, which works offline from a file."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,17 +8,17 @@ from plotly.offline import get_plotlyjs
 
 from whence.report.sections import Page
 
-# The browser itself refuses whatever would leave the page.
+# By this the browser refuses every request that would leave the page.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
 )
 
 
-def framed(
+def html_page(
     title: str, heading: str, parts: Sequence[tuple[str, str, str]], page: Page, *, footer: str
 ) -> str:
-    """The page of sections (key, heading, HTML), those without HTML left out."""
+    """The page of these sections (key, heading, HTML); those without HTML are left out."""
     drawn = [(key, name, part) for key, name, part in parts if part]
     links = "".join(f'<a href="#{key}">{name}</a>' for key, name, _ in drawn)
     body = "".join(

@@ -1,10 +1,10 @@
-"""What a position table holds that is no position: its mean rows, moved into the words."""
+"""Moves the mean rows of a position table, which tell no position, into the word embeddings."""
 
 import torch
 from torch import Tensor
 
 from whence.checks import one_of, require
-from whence.distill.originals import Original
+from whence.distill.original import Original
 from whence.distill.sequences import Sequences
 
 ROWS = ("special", "mean", "none")
@@ -22,8 +22,8 @@ def move_rows(original: Original, model: torch.nn.Module, text: Sequences, *, ro
     if rows == "none":
         return
     base = original.model.base_model
-    first = original.family.first_position(base)
-    table: Tensor = base.get_submodule(original.family.table).weight.detach()
+    first = original.parts.first_position()
+    table: Tensor = base.get_submodule(original.parts.stack.table).weight.detach()
     words: Tensor = model.base_model.get_input_embeddings().weight  # type: ignore[operator, union-attr]
     require(
         table.shape[1] == words.shape[1],

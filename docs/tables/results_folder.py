@@ -1,4 +1,4 @@
-"""What the tables are made of: the files that benchmarks wrote into `results`."""
+"""The folder `results`: the files that benchmarks wrote, from which the tables are made."""
 
 import json
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ MISSING = "Not measured yet: `{}`.\n"
 
 
 @dataclass(frozen=True)
-class Stored:
-    """The folder `results` under a root."""
+class ResultsFolder:
+    """The folder `results` of a repository."""
 
     root: Path
 
     def path(self, name: str) -> Path:
-        """Where a file is, or would be."""
+        """The path of a file in it, whether the file is there or not."""
         return self.root / "results" / name
 
     def json(self, name: str) -> Any:
-        """What a benchmark wrote, or None."""
+        """The content of a JSON file, or None if it is not there."""
         path = self.path(name)
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The efficient algorithm of the article on relative position representations, as its baseline.
+"""The efficient algorithm of Shaw et al.'s article, the baseline for the method `shaw`.
 
 Shaw et al. (2018) look a vector up for every pair of positions, which gives a tensor [n, n, d] that
 batch and heads share, and multiply it with one matrix product a query position:

@@ -1,4 +1,4 @@
-"""Other models' positions as methods: released TISA weights, T5 and MPNet tables."""
+"""Methods with parameters of pretrained models: released TISA weights, T5 and MPNet tables."""
 
 from collections.abc import Mapping
 from typing import Literal

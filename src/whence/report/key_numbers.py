@@ -1,4 +1,4 @@
-"""The telling numbers of an inspected model: what one would read out first."""
+"""The key numbers of an inspected model: the few that a reader needs first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,11 @@ from whence.report.fits import picked
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number as text, what it is, what to hold it against; `key` is the same in all models."""
+class KeyNumber:
+    """A number as text, what it measures, and what to compare it with.
+
+    `key` is the same for all models.
+    """
 
     key: str
     value: str
@@ -20,15 +23,15 @@ class Number:
     against: str = ""
 
 
-def telling(inspection: Inspection) -> list[Number]:
-    """What there is to tell, the most telling first: table, heads, fits, profiles."""
-    numbers: list[Number] = []
+def key_numbers(inspection: Inspection) -> list[KeyNumber]:
+    """The numbers of the table, the heads, the profiles and the fits, the most important first."""
+    numbers: list[KeyNumber] = []
     table = inspection.table
     if table is not None:
         whole = table.whole
         last = whole.stop - 1
         numbers.append(
-            Number(
+            KeyNumber(
                 "Toeplitzness of P, all positions",
                 f"{whole.r2:.3f}",
                 f"Toeplitzness of P, {whole.start}..{last}",
@@ -36,7 +39,7 @@ def telling(inspection: Inspection) -> list[Number]:
             )
         )
         numbers.append(
-            Number(
+            KeyNumber(
                 "without the main diagonal",
                 f"{whole.r2_off_diagonal:.3f}",
                 "the same without the main diagonal",
@@ -46,7 +49,7 @@ def telling(inspection: Inspection) -> list[Number]:
         near = near_window(table)
         if near is not whole:
             numbers.append(
-                Number(
+                KeyNumber(
                     "Toeplitzness of P, near",
                     f"{near.r2:.3f}",
                     f"Toeplitzness of P, {near.start}..{near.stop - 1}",
@@ -55,7 +58,7 @@ def telling(inspection: Inspection) -> list[Number]:
                 )
             )
         numbers.append(
-            Number(
+            KeyNumber(
                 "effective dimensions",
                 f"{table.effective_dimensions:.1f}",
                 "effective dimensions of the table",
@@ -69,7 +72,7 @@ def telling(inspection: Inspection) -> list[Number]:
         best = max(inspection.profiles, key=lambda entry: entry.explained)
         mean = float(np.mean([entry.explained for entry in inspection.profiles]))
         numbers.append(
-            Number(
+            KeyNumber(
                 "logit variance by lag, at most",
                 f"{best.explained:.0%}",
                 "of a head's logit variance is by lag",
@@ -83,7 +86,7 @@ def telling(inspection: Inspection) -> list[Number]:
         full = sum(fit.kernels == most for fit in fits)
         ceiling = f"; {full} at the ceiling of {most}" if full and most > 1 else ""
         numbers.append(
-            Number(
+            KeyNumber(
                 "Gaussians a head",
                 f"{float(np.median([fit.kernels for fit in fits])):g}",
                 "Gaussians for a lag curve, by BIC",
@@ -94,7 +97,7 @@ def telling(inspection: Inspection) -> list[Number]:
     return numbers
 
 
-def _of_heads(heads: Sequence[HeadReport], what: str) -> list[Number]:
+def _of_heads(heads: Sequence[HeadReport], what: str) -> list[KeyNumber]:
     if not heads:
         return []
     r2 = [head.r2 for head in heads]
@@ -108,7 +111,7 @@ def _of_heads(heads: Sequence[HeadReport], what: str) -> list[Number]:
     if what == "stated bias":
         against = f"{what}, a function of lag alone"
     return [
-        Number(
+        KeyNumber(
             f"heads sensitive to position, {what}",
             f"{sum(head.sensitive for head in heads)} of {len(heads)}",
             f"heads of {of} sense position",

@@ -1,4 +1,4 @@
-"""What `whence lm` finds, as frozen results: the same model with each method; and the ranking."""
+"""The results of `whence lm`: the same model trained with each method, and their ranking."""
 
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from whence.analysis.json_result import Array, Result
 from whence.analysis.results import Toeplitzness
-from whence.analysis.stored import Array, Result
 
 EMPTY = np.zeros(0, np.float32)
 SCRATCH, SLIDING = "from scratch", "sliding"

@@ -1,4 +1,4 @@
-"""Curves that a model states itself, read from its weights through our own methods' code."""
+"""Lag curves that a model's weights state, as T5's table and ALiBi's slopes do."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from whence.analysis.family import AlibiBias, DebertaBias, RopeBias, T5Bias, deberta_terms
 from whence.analysis.heads import sensitive, stated
-from whence.analysis.reading import Reader
 from whence.analysis.results import HeadReport
+from whence.analysis.stack_reader import StackReader
 from whence.checks import require
+from whence.families import AlibiBias, DebertaBias, RopeBias, T5Bias, deberta_terms
 from whence.methods.alibi import alibi_slopes
 from whence.methods.deberta import Deberta
 from whence.methods.rope import Rope
@@ -20,7 +20,7 @@ from whence.methods.t5 import t5_bucket
 REACH = 128  # where the rule itself has no end
 
 
-def relative_reports(reader: Reader, *, layer: int = 0) -> tuple[HeadReport, ...]:
+def relative_reports(reader: StackReader, *, layer: int = 0) -> tuple[HeadReport, ...]:
     """One curve for each head of a layer, or none where the weights state none.
 
     T5, MPNet: the bucket table. BLOOM: ALiBi's slopes. RoPE and DeBERTa turn content, so what is
@@ -51,17 +51,18 @@ def relative_reports(reader: Reader, *, layer: int = 0) -> tuple[HeadReport, ...
 
 
 def _t5(
-    reader: Reader, rule: T5Bias, layer: int
+    reader: StackReader, rule: T5Bias, layer: int
 ) -> tuple[Float[np.ndarray, "h l"], Float[np.ndarray, " l"]]:
     config = reader.checkpoint.config
     buckets, distance = 32, 128
     if not rule.fixed:
         buckets = int(config.get("relative_attention_num_buckets", buckets))
         distance = int(config.get("relative_attention_max_distance", distance))
-    table = reader.needed(rule.table, layer)
+    name = f"{rule.table}.weight"
+    table = reader.needed(name, layer)
     require(
         table.shape == (buckets, reader.n_heads),
-        f"{rule.table} of {reader.checkpoint.name} has the shape {list(table.shape)}, but its "
+        f"{name} of {reader.checkpoint.name} has the shape {list(table.shape)}, but its "
         f"code reads {buckets} buckets for {reader.n_heads} heads.",
     )
     lag = torch.arange(-distance, 1 if rule.causal else distance + 1)
@@ -70,7 +71,7 @@ def _t5(
 
 
 def _deberta(
-    reader: Reader, rule: DebertaBias, layer: int
+    reader: StackReader, rule: DebertaBias, layer: int
 ) -> tuple[Float[np.ndarray, "h l"], Float[np.ndarray, " l"]]:
     config, terms = reader.checkpoint.config, deberta_terms(reader.checkpoint.config)
     distance = int(config.get("max_relative_positions", -1))
@@ -79,7 +80,7 @@ def _deberta(
     buckets = max(0, int(config.get("position_buckets", -1)))
     with torch.device("meta"):  # for its rule of slots alone
         method = Deberta(1, 1, 1, max_distance=distance, position_buckets=buckets)
-    table = reader.needed(rule.table, layer)[: 2 * method.span]
+    table = reader.needed(rule.table + ".weight", layer)[: 2 * method.span]
     if rule.norm and "layer_norm" in str(config.get("norm_rel_ebd", "none")):
         table = table - table.mean(axis=1, keepdims=True)
         table = table / np.sqrt((table**2).mean(axis=1, keepdims=True) + _epsilon(config))
@@ -103,9 +104,10 @@ def _epsilon(config: Mapping[str, Any]) -> float:
 
 
 def _projected(
-    reader: Reader, table: Float[np.ndarray, "n m"], names: tuple[str, ...], layer: int
+    reader: StackReader, table: Float[np.ndarray, "n m"], names: tuple[str, ...], layer: int
 ) -> Float[np.ndarray, "n h d"]:
     """The table through the first of these projections that is stored."""
+    names = tuple(f"{reader.stack.attention}.{name}" for name in names)
     stored = [name for name in names if reader.named(name + ".weight", layer) is not None]
     name = (stored or list(names))[0]
     rows = table @ reader.needed(name + ".weight", layer).T
@@ -116,7 +118,7 @@ def _projected(
 
 
 def _rope(
-    reader: Reader, rule: RopeBias, layer: int
+    reader: StackReader, rule: RopeBias, layer: int
 ) -> tuple[Float[np.ndarray, "h l"], Float[np.ndarray, " l"]] | None:
     """b_Q . R(lag) b_K * scale; None without biases, or with a rotation that is not the plain one.
 
@@ -126,7 +128,8 @@ def _rope(
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     plain = parameters.get("rope_type", parameters.get("type", "default")) == "default"
     layered = any(isinstance(value, dict) for value in parameters.values())
-    normed = rule.norm and reader.named(rule.norm, layer) is not None
+    norm = f"{reader.stack.attention}.{rule.norm}.weight"
+    normed = rule.norm != "" and reader.named(norm, layer) is not None
     parts = reader.projections(layer)
     if not plain or layered or normed or not parts.has_biases:
         return None

@@ -1,4 +1,4 @@
-"""What the options and weights of four families of `transformers` are called in a native model."""
+"""The rules of conversion: options and weights of four families, by a native model's names."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from whence.checks import require
+from whence.families import INSPECTABLE, Stack, T5Bias
 from whence.methods.rope_settings import rope_from
 
 Weights = Iterator[tuple[str, Tensor]]
 STACK = "stack"
+LLAMA, GPT2, BERT, T5 = (INSPECTABLE[name].stacks[0] for name in ("llama", "gpt2", "bert", "t5"))
 
 
 def pair(ours: str, theirs: str, state: dict[str, Tensor]) -> Weights:
@@ -17,6 +19,19 @@ def pair(ours: str, theirs: str, state: dict[str, Tensor]) -> Weights:
     for name in ("weight", "bias"):
         if f"{theirs}.{name}" in state:
             yield f"{ours}.{name}", state[f"{theirs}.{name}"]
+
+
+def projections(stack: Stack, value: str, out: str) -> dict[str, str]:
+    """The four projections of a layer: our names, and theirs with {layer} in them."""
+    theirs = (f"{stack.attention}.{name}" for name in (stack.query, stack.key, value))
+    return dict(zip((f"self_attn.{x}_proj" for x in "qkvo"), (*theirs, out), strict=True))
+
+
+def layers(names: dict[str, str], n: int, state: dict[str, Tensor]) -> Weights:
+    """Every layer's weights, from our names and theirs with {layer} in them."""
+    for i in range(n):
+        for ours, theirs in names.items():
+            yield from pair(f"{STACK}.layers.{i}.{ours}", theirs.format(layer=i), state)
 
 
 def llama_options(config: Any) -> dict[str, Any]:
@@ -49,12 +64,13 @@ def llama_base(config: Any, state: dict[str, Tensor]) -> Weights:
     """LLaMA's names."""
     yield "embed_tokens.weight", state["embed_tokens.weight"]
     yield from pair(f"{STACK}.norm", "norm", state)
-    parts = {f"self_attn.{x}_proj": f"self_attn.{x}_proj" for x in "qkvo"}
-    parts |= {f"mlp.{x}_proj": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
-    parts |= {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    for i in range(config.num_hidden_layers):
-        for ours, theirs in parts.items():
-            yield from pair(f"{STACK}.layers.{i}.{ours}", f"layers.{i}.{theirs}", state)
+    names = projections(LLAMA, "v_proj", f"{LLAMA.attention}.o_proj")
+    names |= {f"mlp.{x}_proj": f"layers.{{layer}}.mlp.{x}_proj" for x in ("gate", "up", "down")}
+    names |= {
+        "attention_norm": "layers.{layer}.input_layernorm",
+        "mlp_norm": "layers.{layer}.post_attention_layernorm",
+    }
+    yield from layers(names, config.num_hidden_layers, state)
 
 
 def gpt2_options(config: Any) -> dict[str, Any]:
@@ -88,24 +104,25 @@ def gpt2_options(config: Any) -> dict[str, Any]:
 def gpt2_base(config: Any, state: dict[str, Tensor]) -> Weights:
     """Its Conv1D holds a matrix the other way round, and q, k and v in one."""
     yield "embed_tokens.weight", state["wte.weight"]
-    yield f"{STACK}.position.shared.learned.table", state["wpe.weight"]
+    yield f"{STACK}.position.shared.learned.table", state[f"{GPT2.table}.weight"]
     yield from pair(f"{STACK}.norm", "ln_f", state)
     for i in range(config.n_layer):
         ours, theirs = f"{STACK}.layers.{i}", f"h.{i}"
+        attention = GPT2.attention.format(layer=i)
         yield from pair(f"{ours}.attention_norm", f"{theirs}.ln_1", state)
         yield from pair(f"{ours}.mlp_norm", f"{theirs}.ln_2", state)
-        weights = state[f"{theirs}.attn.c_attn.weight"].T.chunk(3)
-        biases = state[f"{theirs}.attn.c_attn.bias"].chunk(3)
+        weights = state[f"{attention}.{GPT2.query}.weight"].T.chunk(3)
+        biases = state[f"{attention}.{GPT2.query}.bias"].chunk(3)
         for x, weight, bias in zip("qkv", weights, biases, strict=True):
             yield f"{ours}.self_attn.{x}_proj.weight", weight
             yield f"{ours}.self_attn.{x}_proj.bias", bias
         for name, conv in (
-            ("self_attn.o_proj", "attn.c_proj"),
-            ("mlp.up_proj", "mlp.c_fc"),
-            ("mlp.down_proj", "mlp.c_proj"),
+            ("self_attn.o_proj", f"{attention}.c_proj"),
+            ("mlp.up_proj", f"{theirs}.mlp.c_fc"),
+            ("mlp.down_proj", f"{theirs}.mlp.c_proj"),
         ):
-            yield f"{ours}.{name}.weight", state[f"{theirs}.{conv}.weight"].T
-            yield f"{ours}.{name}.bias", state[f"{theirs}.{conv}.bias"]
+            yield f"{ours}.{name}.weight", state[f"{conv}.weight"].T
+            yield f"{ours}.{name}.bias", state[f"{conv}.bias"]
 
 
 def bert_options(config: Any) -> dict[str, Any]:
@@ -149,22 +166,17 @@ def bert_base(config: Any, state: dict[str, Tensor]) -> Weights:
     """BERT's names."""
     yield "embed_tokens.weight", state["embeddings.word_embeddings.weight"]
     yield "embed_types.weight", state["embeddings.token_type_embeddings.weight"]
-    yield f"{STACK}.position.shared.learned.table", state["embeddings.position_embeddings.weight"]
+    yield f"{STACK}.position.shared.learned.table", state[f"{BERT.table}.weight"]
     yield from pair(f"{STACK}.embed_norm", "embeddings.LayerNorm", state)
     yield from pair("pooler", "pooler.dense", state)
-    parts = {
-        "self_attn.q_proj": "attention.self.query",
-        "self_attn.k_proj": "attention.self.key",
-        "self_attn.v_proj": "attention.self.value",
-        "self_attn.o_proj": "attention.output.dense",
-        "attention_norm": "attention.output.LayerNorm",
-        "mlp.up_proj": "intermediate.dense",
-        "mlp.down_proj": "output.dense",
-        "mlp_norm": "output.LayerNorm",
+    names = projections(BERT, "value", "encoder.layer.{layer}.attention.output.dense")
+    names |= {
+        "attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
+        "mlp.up_proj": "encoder.layer.{layer}.intermediate.dense",
+        "mlp.down_proj": "encoder.layer.{layer}.output.dense",
+        "mlp_norm": "encoder.layer.{layer}.output.LayerNorm",
     }
-    for i in range(config.num_hidden_layers):
-        for ours, theirs in parts.items():
-            yield from pair(f"{STACK}.layers.{i}.{ours}", f"encoder.layer.{i}.{theirs}", state)
+    yield from layers(names, config.num_hidden_layers, state)
 
 
 def t5_options(config: Any) -> dict[str, Any]:
@@ -197,15 +209,14 @@ def t5_options(config: Any) -> dict[str, Any]:
 def t5_base(config: Any, state: dict[str, Tensor]) -> Weights:
     """T5's names."""
     yield "embed_tokens.weight", state["shared.weight"]
-    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    yield f"{STACK}.position.shared.t5.table", state[table]
+    assert isinstance(T5.relative, T5Bias)
+    yield f"{STACK}.position.shared.t5.table", state[f"{T5.relative.table}.weight"]
     yield from pair(f"{STACK}.norm", "encoder.final_layer_norm", state)
-    mlp = "layer.1.DenseReluDense"
-    parts = {f"self_attn.{x}_proj": f"layer.0.SelfAttention.{x}" for x in "qkvo"}
-    parts |= {"attention_norm": "layer.0.layer_norm", "mlp_norm": "layer.1.layer_norm"}
-    parts |= {"mlp.down_proj": f"{mlp}.wo"}
+    block = "encoder.block.{layer}.layer"
+    mlp = f"{block}.1.DenseReluDense"
+    names = projections(T5, "v", f"{T5.attention}.o")
+    names |= {"attention_norm": f"{block}.0.layer_norm", "mlp_norm": f"{block}.1.layer_norm"}
+    names |= {"mlp.down_proj": f"{mlp}.wo"}
     gated = {"mlp.gate_proj": f"{mlp}.wi_0", "mlp.up_proj": f"{mlp}.wi_1"}
-    parts |= gated if config.is_gated_act else {"mlp.up_proj": f"{mlp}.wi"}
-    for i in range(config.num_layers):
-        for ours, theirs in parts.items():
-            yield from pair(f"{STACK}.layers.{i}.{ours}", f"encoder.block.{i}.{theirs}", state)
+    names |= gated if config.is_gated_act else {"mlp.up_proj": f"{mlp}.wi"}
+    yield from layers(names, config.num_layers, state)

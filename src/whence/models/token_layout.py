@@ -1,4 +1,4 @@
-"""Where the tokens of one pass stand: cache, padding on either side, packed sequences."""
+"""The layout of the tokens of one pass: cache, padding on either side, packed sequences."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from whence.kernels import Mask
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class TokenLayout:
     """n new tokens after `seen` cached ones, the same for every layer of the stack.
 
     keys     [b, seen + n]: tokens that exist; None if all do
@@ -42,7 +42,7 @@ class Layout:
         return Mask(keys=keys, segments=segments)
 
 
-def layout_of(
+def token_layout(
     b: int,
     n: int,
     *,
@@ -51,7 +51,7 @@ def layout_of(
     position_ids: Int[Tensor, "rows places"] | None,
     anchored: bool,
     device: torch.device,
-) -> Layout:
+) -> TokenLayout:
     """The layout of a batch from what `transformers` hands over.
 
     `attention_mask` is [b, seen + n], 1 where a token exists. Positions count the tokens that
@@ -77,7 +77,7 @@ def layout_of(
     if keys is not None and _readable(keys) and bool(keys.all()):
         keys = None
     groups = _groups(keys) if anchored and keys is not None else ()
-    return Layout(n, seen, keys, places, segments, groups)
+    return TokenLayout(n, seen, keys, places, segments, groups)
 
 
 def _keys(mask: Tensor, b: int, n: int, seen: int) -> Bool[Tensor, "b k"]:

@@ -1,4 +1,4 @@
-"""What is looked at during training: progress, speed, memory, NaN, time, and a learned table."""
+"""The Trainer callback that records speed, memory and Toeplitzness, and stops on NaN or timeout."""
 
 import math
 import time
@@ -20,8 +20,8 @@ from whence.experiments.memory import forget_peak, peak_bytes
 Say = Callable[[str, float], None]
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]
-    """Adds speed, memory and Toeplitzness to each entry of the log, which checkpoints carry along.
+class TrainingMonitor(TrainerCallback):  # type: ignore[misc]
+    """Adds speed, memory and Toeplitzness to each entry of the log, which checkpoints keep.
 
     A loss or gradient that is not finite ends training before anything is saved, so that the last
     checkpoint is a good one. A checkpoint is marked as whole after its last file.
@@ -47,7 +47,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._start, self._first, self._warm = 0.0, 0, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The clock starts; a new run has its first look at the table."""
+        """Start the clock, and record the Toeplitzness of a new run before its first step."""
         forget_peak(args.device)
         self._start, self._first = time.perf_counter(), state.global_step
         if state.global_step == 0:
@@ -56,11 +56,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 state.log_history.append({"step": 0, "toeplitz": traced})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Progress; a look at the last step; an end in order, at a log, where the time is spent."""
+        """Report progress, log the last step, and stop at a log entry once the time is up."""
         self.say("training", state.global_step / state.max_steps)
         late = self.deadline is not None and time.monotonic() > self.deadline
         step = state.global_step
-        if step >= state.max_steps:  # it is looked at, whether a log was due or not
+        if step >= state.max_steps:  # the last step is logged, whether a log is due or not
             control.should_log = True
             control.should_save = self.saves_the_last
         if late and step % state.logging_steps == 0 and step < state.max_steps:
@@ -68,12 +68,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The entry was appended to the history just before."""
+        """Complete the entry, which Trainer has just appended to the history."""
         entry = state.log_history[-1]
         if "loss" not in entry:
             return
         now = time.perf_counter()
-        if self._warm:  # the first stretch of a process holds its start
+        if self._warm:  # the first interval of a process includes its start-up
             seconds = now - self._start
             entry["tokens_a_second"] = (
                 (state.global_step - self._first) * self.tokens_a_step / seconds
@@ -93,7 +93,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self._start, self._first, self._warm = time.perf_counter(), state.global_step, True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Every process has written its part by now."""
+        """Mark the checkpoint as whole once every process has written its part."""
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
         if self.main:
@@ -111,7 +111,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
 @contextmanager
 def whole_weights(model: Any) -> Iterator[None]:
-    """Under FSDP a process holds a part of each weight: all of them gather, then let go again."""
+    """Gather the weights of which a process holds a part under FSDP, and release them again."""
     if not hasattr(model, "unshard"):
         yield
         return
@@ -135,6 +135,6 @@ def learned_table(model: Any, length: int) -> Float[np.ndarray, "n d"] | None:
 
 
 def toeplitz_of(table: Float[np.ndarray, "n d"]) -> Toeplitzness:
-    """Of P = E E^T over all rows, beside one random table of the same norms."""
+    """Toeplitzness of P = E E^T over all rows, and that of one random table of the same norms."""
     null = random_table(table, np.random.default_rng(0))
     return toeplitzness(table @ table.T, [null @ null.T], 0, len(table))

@@ -3,8 +3,6 @@
 import base64
 import dataclasses
 import json
-import os
-import tempfile
 import types
 import typing
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from whence.checks import require
+from whence.files import write_text
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 R = TypeVar("R", bound="Result")  # typing.Self would stop the run-time checks of the tests
@@ -44,31 +43,13 @@ class Result:
         return result
 
     def save(self, path: Path) -> Path:
-        """Write the JSON under a temporary name, then rename it: whole or not at all."""
-        return save_bytes(self.to_json().encode(), path)
+        """Write the JSON whole or not at all; the folder is made if it is missing."""
+        return write_text(path, self.to_json())
 
     @classmethod
     def load(cls: type[R], path: Path) -> R:
         """The result in a file."""
         return cls.from_json(path.read_text())
-
-
-def save_bytes(content: bytes, path: Path) -> Path:
-    """Write under a temporary name beside `path`, then rename it: no reader sees half.
-
-    The folder is made if it is missing.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        temporary.chmod(0o644)  # mkstemp's files are for their owner alone
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A model's own position embeddings: left out at run time and put back; and the input term."""
+"""Leaves out a model's own position embeddings, and adds a method's input term."""
 
 import inspect
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.hf.changes import Change, Frozen, Hooked, OwnForward, SetAside
-from whence.hf.families import Family
+from whence.hf.model_parts import ModelParts
 from whence.method import PositionMethod
 
 
@@ -16,24 +16,24 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(type(module).forward).parameters)[1:]
 
 
-def nothing(table: nn.Embedding, *args: Any, **kwargs: Any) -> Tensor:
-    """The forward of a table that is left out: zeros that fit any length."""
+def zero_forward(table: nn.Embedding, *args: Any, **kwargs: Any) -> Tensor:
+    """The forward of a table that is left out: zeros that broadcast to any length."""
     return table.weight.new_zeros(1, 1, table.weight.shape[1])
 
 
 class FirstPosition:
     """Forward pre-hook of an embedding: position_ids of 0, as many as there are tokens.
 
-    BERT and its kin look up token types by position_ids, from a buffer as long as their table.
+    BERT and its relatives index token types by position_ids, in a buffer as long as their table.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names  # of the arguments that come by place
+        self.names = names  # of the positional arguments
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments by name, and position_ids."""
+        """All arguments by name, with position_ids replaced."""
         given = dict(zip(self.names, args, strict=False)) | kwargs
         ids = given.get("input_ids")
         tokens: Tensor = given["inputs_embeds"] if ids is None else ids
@@ -41,43 +41,44 @@ class FirstPosition:
         return (), given
 
 
-def drop(family: Family, base: nn.Module) -> list[Change]:
+def drop(parts: ModelParts) -> list[Change]:
     """Leave out all of a model's own positions.
 
     The weights stay in the model, untrained, so that `undo` and checkpoints have them.
     """
+    base = parts.base
     changes: list[Change] = []
-    for name in (family.table, *family.other):
+    for name in parts.position_tables():
         parent, _, last = name.rpartition(".")
         owner = base.get_submodule(parent)
         table: Any = getattr(owner, last)
         if isinstance(table, nn.Embedding):
             weight: Any = table.weight
-            changes += [OwnForward(table, nothing), Frozen(weight)]
+            changes += [OwnForward(table, zero_forward), Frozen(weight)]
         else:
             changes.append(SetAside(base, owner, last))
-    if family.embeddings is not None:
-        embeddings = base.get_submodule(family.embeddings)
+    if parts.attach.embeddings:
+        embeddings = base.get_submodule(parts.attach.embeddings)
         hook = FirstPosition(argument_names(embeddings))
         changes.append(Hooked(embeddings.register_forward_pre_hook(hook, with_kwargs=True)))
     return changes
 
 
-class Bottom:
-    """Hook of the module where a pass begins: adds the input term, and lets the method begin."""
+class InputTermHook:
+    """Hook at which a forward pass begins: adds the input term, and calls the method's `begin`."""
 
     def __init__(self, whole: PositionMethod, *, by_ids: bool) -> None:
         self.whole, self.by_ids = whole, by_ids
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Forward pre-hook: to the input."""
+        """Forward pre-hook: add the term to the input."""
         x, *rest = args
         return (self._added(x, torch.arange(x.shape[1], device=x.device)), *rest)
 
     def after(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
     ) -> Tensor:
-        """Forward hook: to the output. A table (GPT-2, OPT) was given the positions, in order."""
+        """Forward hook: add the term to the output. GPT-2 and OPT give their tables positions."""
         if not self.by_ids:
             return self._added(out, torch.arange(out.shape[1], device=out.device))
         ids = kwargs["position_ids"] if "position_ids" in kwargs else args[0]
@@ -89,12 +90,12 @@ class Bottom:
         return x if term is None else x + term.to(x.dtype)
 
 
-def add_input_term(family: Family, base: nn.Module, whole: PositionMethod) -> list[Change]:
-    """Have a pass begin with the method's input term, where the family adds its own table."""
+def add_input_term(parts: ModelParts, whole: PositionMethod) -> list[Change]:
+    """Add the method's input term in every pass, where the family adds its own table."""
     if "input" not in whole.sites():
         return []
-    module, side = family.bottom_of(base)
-    bottom = Bottom(whole, by_ids=family.causal)
+    module, side = parts.input_site()
+    hook = InputTermHook(whole, by_ids=parts.stack.causal)
     if side == "input":
-        return [Hooked(module.register_forward_pre_hook(bottom.before))]
-    return [Hooked(module.register_forward_hook(bottom.after, with_kwargs=True))]
+        return [Hooked(module.register_forward_pre_hook(hook.before))]
+    return [Hooked(module.register_forward_hook(hook.after, with_kwargs=True))]

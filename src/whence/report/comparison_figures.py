@@ -1,4 +1,4 @@
-"""A series of models: Toeplitzness against training step (Figure 5), and against scores (2)."""
+"""Figures of compared models: Toeplitzness against training step and against score."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -6,8 +6,8 @@ from matplotlib.ticker import MaxNLocator
 
 from whence.analysis.comparison import Comparison, Correlation
 from whence.checks import require
-from whence.report.ink import BLUE, FAINT, GRID, INK, ORANGE, labels, plain, title
 from whence.report.panels import panels
+from whence.report.style import BLUE, FAINT, GRID, INK, ORANGE, labels, plain, title
 
 LINES = (("all rows", "whole", BLUE, "o", "-"), ("near window", "near", ORANGE, "s", "--"))
 

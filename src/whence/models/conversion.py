@@ -1,4 +1,4 @@
-"""LLaMA, GPT-2, BERT or T5's encoder of `transformers` as a native model of the same weights."""
+"""Converts LLaMA, GPT-2, BERT or T5's encoder of `transformers` to a native model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from whence.checks import require, unknown
 from whence.models.causal import WhenceForCausalLM
 from whence.models.classification import WhenceForSequenceClassification
 from whence.models.config import WhenceConfig
-from whence.models.import_rules import (
+from whence.models.conversion_rules import (
     Weights,
     bert_base,
     bert_options,
@@ -31,7 +31,7 @@ from whence.models.pretrained import WhencePreTrainedModel
 
 @dataclass(frozen=True)
 class Import:
-    """How one family becomes native: its options, its base weights, and its heads by class name."""
+    """How a family is converted: its options, its base weights, and its heads by class name."""
 
     options: Callable[[Any], dict[str, Any]]
     base: Callable[[Any, dict[str, Tensor]], Weights]  # config, state dict of the base model

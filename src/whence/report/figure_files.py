@@ -1,4 +1,4 @@
-"""A figure, or any other bytes, on disk: whole or not at all."""
+"""Writes figures as PNG, SVG or PDF, such that equal figures give equal files."""
 
 from io import BytesIO
 from pathlib import Path
@@ -7,8 +7,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from whence.analysis.stored import save_bytes as save_bytes
 from whence.checks import one_of
+from whence.files import write_bytes
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -23,7 +23,7 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
     no_date = {"Date": None} if kind == "svg" else {"CreationDate": None}
     with matplotlib.rc_context({"svg.hashsalt": "whence", "svg.fonttype": "none"}):
         figure.savefig(drawn, format=kind, dpi=dpi, metadata=no_date)
-    return save_bytes(drawn.getvalue(), path)
+    return write_bytes(path, drawn.getvalue())
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
@@ -32,4 +32,4 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
     figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
     image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(packed, format="PNG", optimize=True)
-    return save_bytes(packed.getvalue(), path)
+    return write_bytes(path, packed.getvalue())

@@ -8,10 +8,11 @@ import transformers
 from transformers import PreTrainedModel
 
 from whence.analysis.checkpoint import Checkpoint, open_checkpoint
-from whence.analysis.pieces import tokenizer_of
 from whence.analysis.profile import quiet
+from whence.analysis.tokenized_text import tokenizer_of
 from whence.checks import require
-from whence.hf.families import Family, family_of, model_types
+from whence.families import ATTACHABLE
+from whence.hf.model_parts import ModelParts, parts_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +20,18 @@ class Original:
     """A model with a position table, in evaluation mode, and its tokenizer if it has one."""
 
     checkpoint: Checkpoint
-    family: Family
     model: PreTrainedModel
     tokenizer: Any
 
     @property
+    def parts(self) -> ModelParts:
+        """The model's modules, by the names in its family's row."""
+        return parts_of(self.model.base_model)
+
+    @property
     def n_positions(self) -> int:
         """Rows of the table that are positions."""
-        return self.family.max_length(self.model.base_model)
+        return self.parts.max_length()
 
 
 def load_original(name: str) -> Original:
@@ -42,16 +47,16 @@ def load_original(name: str) -> Original:
         "distill. Give the model that it was made from.",
     )
     require(
-        kind in model_types() and kind != "vit",
+        kind in ATTACHABLE and kind != "vit",
         f"{name} is of the type {kind!r}, which has no position table that distill can drop. "
-        f"It takes {', '.join(sorted(set(model_types()) - {'vit'}))}.",
+        f"It takes {', '.join(sorted(set(ATTACHABLE) - {'vit'}))}.",
     )
     model = _loaded(name, checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     words: Any = model.get_input_embeddings()
     with quiet():
         tokenizer = tokenizer_of(str(checkpoint.folder), words.num_embeddings)
-    return Original(checkpoint, family_of(kind), model.to(device).eval(), tokenizer)
+    return Original(checkpoint, model.to(device).eval(), tokenizer)
 
 
 def _loaded(name: str, checkpoint: Checkpoint) -> Any:
