@@ -57,7 +57,8 @@ def turned(
     if not _suits_kernel(q, k, rotation.frequency):
         return _by_torch(q, q_pos, k, k_pos, rotation)
     q_place, k_place = _placed(q, q_pos, rotation), _placed(k, k_pos, rotation)
-    turn = Turn(rotation.interleaved, rotation.size, False, q_place.start, k_place.start)
+    size = float(rotation.size)  # for an int Triton would compile another kernel
+    turn = Turn(rotation.interleaved, size, False, q_place.start, k_place.start)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         found = Turned.apply(turn, q, k, *q_place[1:], *k_place[1:])  # type: ignore[no-untyped-call]
     else:
@@ -133,13 +134,7 @@ class Turned(torch.autograd.Function):
         ctx.turn = turn
         ctx.save_for_backward(q_frequency, q_pos, k_frequency, k_pos)
         ctx.set_materialize_grads(False)
-        q_side = (q, Place(turn.q_start, q_frequency, q_pos))
-        k_side = (k, Place(turn.k_start, k_frequency, k_pos))
-        if q is not None and k is not None:
-            return _launched(turn, q_side, k_side)
-        if q is not None:
-            return (*_launched(turn, q_side), None)
-        return (None, *_launched(turn, k_side))
+        return _either(turn, q, k, q_frequency, q_pos, k_frequency, k_pos)
 
     @staticmethod
     def backward(ctx: Any, d_q: Tensor | None, d_k: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -149,8 +144,29 @@ class Turned(torch.autograd.Function):
         found: tuple[Tensor | None, ...] = (None, None)
         if d_q is not None or d_k is not None:
             back = ctx.turn._replace(opposite=not ctx.turn.opposite)
-            found = Turned.apply(back, d_q, d_k, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+            # Autograd asks for a graph of the gradient only where it is differentiated again.
+            turned_back: Any = Turned.apply if torch.is_grad_enabled() else _either
+            found = turned_back(back, d_q, d_k, *ctx.saved_tensors)
         return (None, *found, None, None, None, None)
+
+
+def _either(
+    turn: Turn,
+    q: Tensor | None,
+    k: Tensor | None,
+    q_frequency: Tensor,
+    q_pos: Tensor | None,
+    k_frequency: Tensor,
+    k_pos: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Those of q and k that are there, turned."""
+    q_place = Place(turn.q_start, q_frequency, q_pos)
+    k_place = Place(turn.k_start, k_frequency, k_pos)
+    if q is None:
+        return (None, *_launched(turn, (k, k_place)))
+    if k is None:
+        return (*_launched(turn, (q, q_place)), None)
+    return _launched(turn, (q, q_place), (k, k_place))
 
 
 def _launched(turn: Turn, *sides: tuple[Any, Place]) -> tuple[Tensor, ...]:
