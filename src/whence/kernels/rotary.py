@@ -117,7 +117,7 @@ def _placed(x: Tensor, pos: Tensor | int, rotation: Rotation) -> Place:
 
 
 class Turned(torch.autograd.Function):
-    """The kernel with its gradient. Of q and k one may be None, as of two gradients."""
+    """The kernel with its gradient. One of q and k is None where only one gradient is asked for."""
 
     @staticmethod
     def forward(
@@ -195,7 +195,7 @@ def _launched(turn: Turn, *sides: tuple[Any, Place]) -> tuple[Tensor, ...]:
         )
         sizes.append(Sizes(n_heads, n, start, mine))
         programs += mine
-    # The kernel takes two sides; of one alone no program reaches the second.
+    # The kernel takes two sides. Where there is one, it is given twice and turned once.
     # Without fused multiply-adds, rounding is that of torch's separate operations.
     _launch(
         *(turn_kernel, (programs,), groups[0], groups[-1], sizes[0], sizes[-1], turn.size),

@@ -90,8 +90,8 @@ def _angles(heads, sizes, b, row, there, KIND: tl.constexpr):
 def _cos_and_sin(angle):
     """Both in float32, of angles from -pi to pi.
 
-    These are the steps of CUDA's cosf and sinf, with the same results. Those also reduce large
-    angles, in branches that would more than double this kernel.
+    These are the steps that CUDA's cosf and sinf take for such angles, within 1.5 ulp. Those also
+    reduce large angles, in branches that would more than double this kernel.
     """
     quarter = (angle * 0.63661975 + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to even
     x = tl.fma(quarter, -1.570796251296997, angle)
@@ -128,7 +128,7 @@ def _turn_block(heads, sizes, program, size, KIND: tl.constexpr):
     """Turn ROWS rows of HEADS heads."""
     groups = tl.cdiv(sizes.n_heads, KIND.HEADS)
     blocks = tl.cdiv(sizes.n, KIND.ROWS)
-    group = program % groups  # heads of one token, which projections leave side by side, go first
+    group = program % groups  # neighbours share tokens, whose heads a projection leaves in a row
     block = program // groups % blocks
     b = (program // groups // blocks).to(tl.int64)
     row = block * KIND.ROWS + tl.arange(0, KIND.ROWS)
