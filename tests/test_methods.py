@@ -363,7 +363,8 @@ def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -
         return
     q = torch.randn(2, HEADS, 5, D_HEAD)
     real, bare = ([torch.arange(n).to(to) for n in (5, LENGTH)] for to in ("cpu", "meta"))
-    assert set(method.sites()) <= {"score", "value"}
+    turned = set() if method.rotation() is None else {"heads"}
+    assert set(method.sites()) <= {"score", "value"} | turned
     q_pos, k_pos = torch.arange(LENGTH - 5, LENGTH), torch.arange(LENGTH)
     terms = [method.score_term(q, *positions) for positions in (real, bare)]
     tables = [method.value_term(*positions) for positions in (real, bare)]
@@ -378,4 +379,19 @@ def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -
 
 def test_a_sum_has_lengths_only_if_all_its_parts_have() -> None:
     assert Sum(small("tisa"), small("alibi")).lengths_only
-    assert not Sum(small("tisa"), small("rope")).lengths_only
+    assert not Sum(small("tisa"), small("xpos")).lengths_only
+    assert Sum(small("tisa"), small("rope")).lengths_only
+
+
+def test_a_sum_of_two_methods_that_change_heads_reads_positions() -> None:
+    assert not Sum(small("rope"), small("rope")).lengths_only
+
+
+def test_a_rotation_does_what_the_hooks_of_heads_do(name: str) -> None:
+    method = small(name)
+    rotation = method.rotation()
+    if rotation is None:
+        return
+    q, pos = torch.randn(2, HEADS, 5, D_HEAD, dtype=torch.float64), torch.arange(LENGTH - 5, LENGTH)
+    for hook in (method.query_heads, method.key_heads):
+        torch.testing.assert_close(rotation.turned(q, pos), hook(q, pos), rtol=0, atol=0)
