@@ -135,7 +135,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         given = given._replace(query=query, factor=_packed(lag.table))
         return given, Call(numbers, product_scale=float(lag.scale))
     if isinstance(lag, CurveBias) and lag.curve.name in CURVES and lag.shape[1] == q.shape[1]:
-        parameters = [_packed(x) for x in lag.parameters]
+        parameters: list[Any] = [_packed(x) for x in lag.parameters]
         parameters += [None] * (3 - len(parameters))
         given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
         return given, Call(numbers, curve=lag.curve.name, reach=lag.reach)

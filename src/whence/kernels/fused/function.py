@@ -92,7 +92,8 @@ def gradients(
     """The gradients of a call's tensors, in their order; None for what has none."""
     kept, tokens = Kept(*saved[:N_KEPT]), by_token(given.q)
     # Hooks on saved tensors may have moved what forward laid out.
-    out, residual = (x if x is None else packed(x, tokens) for x in (kept.out, kept.out_residual))
+    out, residual = packed(kept.out, tokens), kept.out_residual
+    residual = residual if residual is None else packed(residual, tokens)
     kept = kept._replace(out=out, out_residual=residual)
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
     elsewhere: Sequence[Tensor | None] = (None,) * 6
@@ -208,7 +209,7 @@ def _near(numbers: Numbers, far: Sequence[Slot | None]) -> tuple[Numbers, Far | 
 
 
 def _width(given: Given) -> int:
-    return max(given.q.shape[-1], given.v.shape[-1])
+    return int(max(given.q.shape[-1], given.v.shape[-1]))
 
 
 # The operator, for compilers. A list of tensors cannot hold None: an empty tensor stands for it.
@@ -242,7 +243,7 @@ def _backward_op(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Te
     return _without_none(found, d_out)
 
 
-@torch.library.register_fake(_FORWARD)
+@torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _forward_fake(*arguments: Any) -> list[Tensor]:
     """The shapes of what `attended` gives, also for symbolic lengths."""
     given, call, recorded = _parsed(arguments)
@@ -279,7 +280,7 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
     return _without_none((*kept, *far), q)
 
 
-@torch.library.register_fake(_BACKWARD)
+@torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
 def _backward_fake(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
     """The shapes of what `gradients` gives."""
     given, call, needs = _parsed(arguments)
@@ -307,7 +308,7 @@ def _backward_fake(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[
             found[name] = x.new_empty(x.shape, dtype=torch.float32)
     return _without_none(
         Given(*(None,) * 3)._replace(**found),
-        d_out,  # type: ignore[arg-type]
+        d_out,
     )
 
 

@@ -607,7 +607,8 @@ def _product_group(q: Any, product: Product | None) -> a.Product:
 def _parameters(given: Sequence[Any]) -> a.Parameters:
     if not given or given[0] is None:
         return a.Parameters(None, None, None, 0)
-    return a.Parameters(*given, given[0].shape[-1])
+    first, second, third = given
+    return a.Parameters(first, second, third, first.shape[-1])
 
 
 def _curve_constants(curve: CurveBand | None) -> dict[str, Any]:

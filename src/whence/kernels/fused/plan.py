@@ -188,7 +188,9 @@ class Plan:
         if on_gpu and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
                 return self.run(given)
-        values = [None if x is None else x.data_ptr() for x in given] if on_gpu else list(given)
+        values = list[Any](given)
+        if on_gpu:
+            values = [None if x is None else x.data_ptr() for x in given]
         if self._workspace:
             held = torch.empty(self._workspace, dtype=torch.uint8, device=device)
             workspace = held.data_ptr()

@@ -17,8 +17,7 @@ import triton
 from torch import Tensor
 
 from whence.kernels.fused.device.rows import rows_kernel
-from whence.kernels.fused.inputs import Far, FarGradients, Inputs, Numbers
-from whence.kernels.fused.launch import by_token
+from whence.kernels.fused.inputs import Far, FarGradients, Inputs, Numbers, by_token
 from whence.kernels.fused.plain import Plain, fastest
 from whence.kernels.fused.plan import second_stream
 

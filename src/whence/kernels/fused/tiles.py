@@ -203,7 +203,7 @@ def _smaller(tiles: Tiles) -> Tiles:
 
 # The table's tiles are those of plain loops. Looking a bias up near the diagonal takes registers
 # and shared memory, and most where each row has numbers of its own; the functions below make the
-# tiles suit that. All of it was measured on one H200 (docs/LOG.md); another GPU loses speed at worst.
+# tiles suit that. All of it was measured on one H200 (docs/LOG.md); elsewhere it costs speed.
 NEAR = 32  # keys a step near the diagonal, or rows in the key kernel
 SHORT, MIDDLE = 1024, 2048  # tokens: up to here programs have little to do each
 
