@@ -1,0 +1,1 @@
+"""The fused backend: Triton kernels in `device`, and the host code that launches them."""
