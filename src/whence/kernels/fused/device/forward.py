@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     LOG2E,
     Place,
@@ -25,6 +26,7 @@ from whence.kernels.fused.device.tile import (
     packed_row,
     region_of,
     rounding_residual,
+    sizes_of,
     skewed,
     visible_cells,
     within,
@@ -51,7 +53,7 @@ class FarState(NamedTuple):
     lse_right: Any
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def forward_kernel(
     q,
     k,
@@ -63,12 +65,18 @@ def forward_kernel(
     far,
     product,
     result,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
 ):
     """One block of query rows (program 0) of one head (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
@@ -86,6 +94,8 @@ def forward_kernel(
         mask=there[:, None] & (d < KIND.D)[None, :],
         other=0.0,
     )
+    k_head = head_rows(k, b, h // KIND.GROUPS)
+    v_head = head_rows(v, b, h // KIND.GROUPS)
     if PRODUCT > 0:
         tails = product_band(product, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT)
     else:
@@ -100,8 +110,6 @@ def forward_kernel(
     state = empty_softmax(ROWS, KIND)
     if KIND.FAR:
         state = far_softmax(far_state(far, b, h, index, tails, sizes, KIND))
-    k_head = head_rows(k, b, h // KIND.GROUPS)
-    v_head = head_rows(v, b, h // KIND.GROUPS)
     for REGION in tl.static_range(3):
         if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
             state = attended(
