@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from shaking import shake
+from whence.kernels.attend import execute
+from whence.kernels.call import AttentionCall
 from whence.lag import Bias, DenseBias, LagBias
 from whence.method import Content, PositionMethod
 from whence.methods import METHODS, build
-from whence.nn import positioned_attention
+from whence.nn.positioned import positioned_call
 
 HEADS, D_HEAD, LENGTH = 3, 4, 24
 SHAPES = [(1, 1), (2, 2), (7, 7), (1, 9), (5, 13), (19, 19)]  # queries, keys; odd, one, a cache
@@ -48,6 +50,20 @@ class Layer(nn.Module):
         causal: bool | None = None,
     ) -> Tensor:
         """Attention of the last n_q rows of x [b, n, 3 * d_model] to all of them."""
+        call = self.call(x, n_q, start=start, mask=mask, window=window, causal=causal)
+        return execute(call, backend=backend)
+
+    def call(
+        self,
+        x: Tensor,
+        n_q: int,
+        *,
+        start: int = 0,
+        mask: Tensor | None = None,
+        window: int | None = None,
+        causal: bool | None = None,
+    ) -> AttentionCall:
+        """The attention that `forward` computes."""
         b, n, _ = x.shape
         pos = torch.arange(start, start + n)
         term = self.method.input_term(pos)
@@ -55,7 +71,7 @@ class Layer(nn.Module):
             x = x + torch.cat([term] * 3, dim=-1)
         q, k, v = (part.view(b, n, HEADS, D_HEAD).transpose(1, 2) for part in x.chunk(3, dim=-1))
         hidden = x.chunk(3, dim=-1)[0]
-        return positioned_attention(
+        return positioned_call(
             self.method,
             q[:, :, n - n_q :],
             k[:, : self.kv_heads],
@@ -66,7 +82,6 @@ class Layer(nn.Module):
             mask=mask,
             window=window,
             causal=self.causal if causal is None else causal,
-            backend=backend,
         )
 
 

@@ -15,9 +15,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from whence.cli.root import app
 from whence.experiments import training
-from whence.experiments.watching import Watch
+from whence.experiments.monitor import TrainingMonitor
 
-begin, step_end, train_begin = AcceleratorState.__init__, Watch.on_step_end, Watch.on_train_begin
+begin, step_end, train_begin = (
+    AcceleratorState.__init__,
+    TrainingMonitor.on_step_end,
+    TrainingMonitor.on_train_begin,
+)
 KILLED_AT = 6
 
 
@@ -60,9 +64,9 @@ def child(port: str) -> int:
 if __name__ == "__main__":
     training.check_fsdp = lambda device: None
     AcceleratorState.__init__ = on_gpus
-    Watch.on_step_end = killed  # type: ignore[method-assign]
+    TrainingMonitor.on_step_end = killed  # type: ignore[method-assign]
     first, second = sys.argv[1].split(",")
     assert child(first) != 0
-    Watch.on_step_end = step_end  # type: ignore[method-assign]
-    Watch.on_train_begin = begun  # type: ignore[method-assign]
+    TrainingMonitor.on_step_end = step_end  # type: ignore[method-assign]
+    TrainingMonitor.on_train_begin = begun  # type: ignore[method-assign]
     sys.exit(child(second))

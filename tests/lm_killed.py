@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+import whence.experiments.monitor
 import whence.experiments.training
-import whence.experiments.watching
 import whence.models
 from lm_settings import tiny
 from whence.experiments import LMConfig, run_lm
@@ -60,7 +60,7 @@ def die_before_the_mark() -> None:
     def kill(folder: Path, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    whence.experiments.watching.mark_whole = kill
+    whence.experiments.monitor.mark_whole = kill
 
 
 if __name__ == "__main__":

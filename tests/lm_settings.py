@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from whence.analysis.language import Job
-from whence.analysis.pieces import sample
+from whence.analysis.lm_results import Job
+from whence.analysis.tokenized_text import python_help_text
 from whence.experiments import LMConfig
 
 TINY: dict[str, Any] = {
@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {
 def text_file(folder: Path, characters: int = 20_000) -> Path:
     """A stretch of Python's help."""
     path = folder / "text.txt"
-    path.write_text(sample()[:characters], encoding="utf-8")
+    path.write_text(python_help_text()[:characters], encoding="utf-8")
     return path
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+import whence.experiments.monitor
 import whence.experiments.training
-import whence.experiments.watching
 import whence.models  # noqa: F401
 from lm_settings import tiny
 from whence.experiments import job, run_lm, run_one, tokens

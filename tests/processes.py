@@ -28,7 +28,7 @@ if FORKS:
             "transformers.trainer",
             "whence.cli.root",
             "whence.experiments.job",
-            "whence.experiments.watching",
+            "whence.experiments.monitor",
             "whence.hf",
             "whence.models",
         ]

@@ -394,6 +394,29 @@ def test_a_wrong_argument_is_named_with_its_shape_and_the_rule(options, message)
         call(**options)
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"keys": torch.ones(1, 3)}, "mask keys must be boolean with True = .*got torch.float32"),
+        (
+            {"pairs": torch.zeros(1, 1, 3, 3).long()},
+            "mask pairs must be boolean with True = may be looked at, got torch.int64",
+        ),
+        (
+            {"segments": (torch.zeros(1, 3).long(), torch.zeros(1, 3))},
+            "mask segments must be integers that number the sequences, got torch.float32",
+        ),
+        (
+            {"segments": (torch.ones(1, 3).bool(), torch.zeros(1, 3).long())},
+            "mask segments must be integers that number the sequences, got torch.bool",
+        ),
+    ],
+)
+def test_a_mask_of_a_wrong_dtype_is_refused_when_it_is_made(part, message):
+    with pytest.raises(ValueError, match=message):
+        Mask(**part)
+
+
 @pytest.mark.parametrize("window", [1.5, True])
 def test_a_window_must_be_a_whole_number(window):
     with pytest.raises(TypeError):

@@ -1,6 +1,7 @@
 """Every backend against the definition, over random combinations of everything `attend` takes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from whence import LagBias, LagValues, Line, LowRankBias, Mask, attend, explain
-from whence.kernels import blocked, sdpa
-from whence.kernels.skew import fold, skew, spread, unskew
+from whence import DenseBias, LagBias, LagValues, Line, LowRankBias, Mask, attend, explain
+from whence.bench import flex_peer
+from whence.kernels.blocks import far, plan, sdpa
+from whence.kernels.blocks.skew import fold, skew, spread, unskew
+from whence.kernels.call import AttentionCall, as_call
 
 F64 = torch.float64
 
@@ -56,17 +59,18 @@ def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor
     gradients: list[Tensor] = []
     q = leaf(b, n_q, h, d).transpose(1, 2)  # heads side by side, as projections leave them
     k, v = leaf(b, kv_heads, n_k, d), leaf(b, kv_heads, n_k, d_v)
-    axes = (pick([1, b]), pick([1, h]))
-    axes = (*axes, pick([1, n_q]))
+
+    def axes() -> tuple[int, int, int]:
+        return pick([1, b]), pick([1, h]), pick([1, n_q])
 
     def line() -> Line:
         const, slope = pick([False, True]), pick([False, False, True])
-        return Line(leaf(*axes) if const else None, leaf(*axes) if slope else None)
+        return Line(leaf(*axes()) if const else None, leaf(*axes()) if slope else None)
 
     bias = None
     if pick([False, True]):
         reach = pick([0, 1, 3, 9])
-        bias = LagBias(leaf(*axes, 2 * reach + 1), line(), line())
+        bias = LagBias(leaf(*axes(), 2 * reach + 1), line(), line())
     if pick([False, False, True]):
         low_rank = LowRankBias(leaf(1, h, n_q, 2), leaf(b, 1, n_k, 2))
         bias = low_rank if bias is None else bias + low_rank
@@ -99,16 +103,18 @@ def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor
     seed=st.integers(0, 10**6),
     rows=st.sampled_from([1, 4, 16, 64]),
     far=st.sampled_from([1, 3, 1000]),
-    keep=st.sampled_from([0, 0, sdpa.KEEP]),
+    keep=st.sampled_from([0, 0, sdpa.MOST_KEPT_WEIGHTS]),
 )
 def test_blocks_equal_the_definition_in_output_and_every_gradient(
     seed: int, rows: int, far: int, keep: int
 ) -> None:
     qkv, options, gradients = random_call(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "ROWS", rows)
-        patch.setattr(blocked, "FAR", far)
-        patch.setattr(sdpa, "KEEP", keep)  # with 0, weights are computed again in backward
+        patch.setattr(sdpa, "MOST_ROWS", rows)
+        patch.setattr(plan, "FEWEST_FAR_KEYS", far)
+        patch.setattr(
+            sdpa, "MOST_KEPT_WEIGHTS", keep
+        )  # with 0, weights are computed again in backward
         found = attend(*qkv, **options, backend="sdpa")
     wanted = attend(*qkv, **options, backend="reference")
     torch.testing.assert_close(found, wanted)
@@ -126,30 +132,36 @@ def test_blocks_equal_the_definition_in_output_and_every_gradient(
 @pytest.mark.compiled
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6))
-def test_flex_equals_the_definition_where_it_runs(seed: int) -> None:
+def test_the_flex_peer_equals_the_definition_where_it_runs(seed: int) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
     qkv, options, _ = random_call(seed)
     with torch.no_grad():
         if options["values"] is not None:
-            with pytest.raises(ValueError, match="no place for a value of each lag"):
-                attend(*qkv, **options, backend="flex")
+            assert "no place for a value of each lag" in str(flex_peer.refuse(call(qkv, options)))
             options["values"] = None
-        wanted = attend(*qkv, **options, backend="reference")
-        try:
-            found = attend(*qkv, **options, backend="flex")
-        except ValueError as error:
-            assert "no slope where something differs from query to query" in str(error)
-            lag = options["bias"].terms().lag
-            lines = [x for line in (lag.left, lag.right) for x in (line.const, line.slope)]
-            assert max(x.shape[2] for x in (lag.band, *lines) if x is not None) > 1
+        asked = call(qkv, options)
+        reason = flex_peer.refuse(asked)
+        if reason is not None:
+            assert "without slopes where something differs from query to query" in reason
+            assert asked.lag is not None
+            assert max(x.shape[2] for x in asked.lag.tensors()) > 1
             return
-        torch.testing.assert_close(found, wanted)
+        found = flex_peer.flex_attend(asked, flex_attention, flex_peer.block_mask(asked))
+        torch.testing.assert_close(found, attend(*qkv, **options, backend="reference"))
+
+
+def call(qkv: list[Tensor], options: dict[str, object]) -> AttentionCall:
+    """The call that `attend` would run, without gradients, which FlexAttention lacks on a CPU."""
+    made = as_call(*qkv, **options, dropout=0.0)
+    return replace(made, q=made.q.detach(), k=made.k.detach(), v=made.v.detach())
 
 
 def test_the_far_parts_really_are_left_to_the_flash_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    plain = blocked.Far.forward
-    monkeypatch.setattr(blocked.Far, "forward", lambda far: seen.append(far) or plain(far))
-    monkeypatch.setattr(sdpa, "KEEP", 0)
+    plain = far.FarRange.forward
+    monkeypatch.setattr(far.FarRange, "forward", lambda part: seen.append(part) or plain(part))
+    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", 0)
     q = torch.randn(1, 2, 1024, 8)
     band = LagBias(torch.randn(1, 2, 1, 9), Line(), Line())
     attend(q, q, q, bias=band, backend="sdpa")
@@ -188,13 +200,13 @@ def test_dropout_keeps_the_right_share_scales_it_and_repeats_it_in_backward() ->
     torch.testing.assert_close(a, b_)
 
 
-@pytest.mark.parametrize("keep", [0, sdpa.KEEP])
+@pytest.mark.parametrize("keep", [0, sdpa.MOST_KEPT_WEIGHTS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_error_is_at_most_twice_that_of_pytorch_in_the_same_dtype(
     dtype: torch.dtype, keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root mean square against float64, output and every gradient; PyTorch's way is n x n."""
-    monkeypatch.setattr(sdpa, "KEEP", keep)
+    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", keep)
     n, reach = 300, 20
     exact = [torch.randn(2, 3, n, 16, dtype=F64) for _ in range(3)]
     band = torch.randn(1, 3, 1, 2 * reach + 1, dtype=F64)
@@ -268,7 +280,8 @@ def test_explain_tells_what_each_backend_would_do() -> None:
     bias = LagBias.clipped(torch.zeros(1, 2, 1, 3))
     text = str(explain(q, q, q, bias=bias, dropout=0.1))
     assert "-> sdpa" in text
-    assert "flex      refuses  has no dropout" in text
+    assert "fused     refuses  runs on an NVIDIA GPU" in text
+    assert "flex" not in text
     assert "reference runs     holds the n x n logits: quadratic memory" in text
     half = explain(q.bfloat16(), q.bfloat16(), q.bfloat16(), bias=bias)
     assert {name: runs for name, runs, _ in half.rows}["reference"] is False
@@ -300,3 +313,81 @@ def test_gradients_are_bitwise_equal_on_every_run() -> None:
     for other in results[1:]:
         assert other is not None
         assert torch.equal(results[0], other)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("change", ["keys", "segments", "pairs", "k"])
+def test_a_mask_or_key_changed_in_place_before_backward_raises(
+    change: str, dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "MOST_ROWS", 16)
+    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", 0)  # so that backward reads the mask again
+    q, k, v = torch.randn(3, 1, 2, 40, 4).unbind(0)
+    segments, pos = torch.ones(1, 40).long(), torch.arange(40)
+    mask = Mask(
+        keys=torch.ones(1, 40, dtype=torch.bool),
+        segments=(segments, segments),
+        pairs=torch.ones(1, 1, 40, 40, dtype=torch.bool),
+    )
+    bias = LagBias.clipped(torch.randn(1, 2, 1, 3))
+    if dense:
+        bias = DenseBias(lambda i, j: (i[:, None] * j)[None, None] / 40.0, pos, pos, "a product")
+    out = attend(q.requires_grad_(), k, v, bias=bias, mask=mask, backend="sdpa")
+    changed = {"keys": mask.keys, "segments": segments, "pairs": mask.pairs, "k": k}[change]
+    assert changed is not None
+    changed[..., 0] = 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.square().sum().backward()
+
+
+@pytest.mark.parametrize("keep", [0, sdpa.MOST_KEPT_WEIGHTS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reason", ["dropout", "values"])
+def test_a_query_with_one_key_has_no_gradient_of_the_bias_in_half_precision(
+    reason: str, dtype: torch.dtype, keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weight is 1 whatever the bias is. The output is no value of the dtype, so it is rounded."""
+    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", keep)
+    q, k, v = (x.to(dtype).requires_grad_() for x in torch.randn(3, 1, 2, 8, 64))
+    band = torch.zeros(1, 2, 1, 5, requires_grad=True)
+    values = LagValues(torch.randn(2, 3, 64)) if reason == "values" else None
+    out = attend(
+        q,
+        k,
+        v,
+        bias=LagBias(band, Line(), Line()),
+        values=values,
+        window=0,
+        dropout=0.3 if reason == "dropout" else 0.0,
+        backend="sdpa",
+    )
+    out.backward(torch.randn(1, 2, 8, 64).to(dtype))
+    assert band.grad is not None
+    torch.testing.assert_close(band.grad, torch.zeros_like(band), rtol=0, atol=1e-4)
+
+
+def test_a_shared_band_may_have_tails_for_each_query() -> None:
+    q, k, v = torch.randn(3, 2, 2, 8, 4, dtype=F64).unbind(0)
+    band, const, slope = (
+        torch.randn(shape, dtype=F64).requires_grad_()
+        for shape in ((1, 2, 1, 3), (2, 2, 8), (1, 2, 8))
+    )
+    bias = LagBias(band, Line(const, slope), Line(const))
+    found, wanted = (attend(q, k, v, bias=bias, backend=name) for name in ("sdpa", "reference"))
+    for a, b in zip(
+        torch.autograd.grad(found.square().sum(), [band, const, slope]),
+        torch.autograd.grad(wanted.square().sum(), [band, const, slope]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_segments_are_compared_in_all_their_bits(backend: str) -> None:
+    q, k, v = torch.randn(3, 1, 2, 4, 4).unbind(0)
+    far_apart = torch.tensor([[0, 0, 1 << 32, 1 << 32]])  # the same in 32 bits
+    near = torch.tensor([[0, 0, 1, 1]])
+    found, wanted = (
+        attend(q, k, v, mask=Mask(segments=(x, x)), backend=backend) for x in (far_apart, near)
+    )
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

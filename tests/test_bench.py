@@ -383,7 +383,6 @@ def test_every_contender_has_a_title_and_ours_are_the_backends() -> None:
         "whence:auto",
         "whence:fused",
         "whence:sdpa",
-        "whence:flex",
         "whence:reference",
     ]
 

@@ -94,8 +94,9 @@ def test_a_compiled_layer_takes_any_length_with_two_graphs(
     assert graphs.frame_count <= 2  # one for the first length, one for all others
 
 
-def test_alibi_compiles_on_the_backend_that_auto_takes() -> None:
-    layer = MultiheadAttention(D, H, position="alibi:learned=true", dtype=torch.float64)
+@pytest.mark.parametrize("position", ["alibi:learned=true", "fire"])
+def test_attention_compiles_on_the_backend_that_auto_takes(position: str) -> None:
+    layer = MultiheadAttention(D, H, position=position, dtype=torch.float64)
     x = torch.randn(N, B, D, dtype=torch.float64)
     assert_compiles(layer, lambda x: layer(x, x, x, need_weights=False), x, "aot_eager")
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from whence.analysis import probes
 from whence.analysis.criteria import RULES, CriteriaReport, Criterion, MethodCriteria, measured
-from whence.analysis.slides import CRITERIA, NOTES, TABLE_1, WHY, tick
+from whence.analysis.slides_table import CRITERIA, NOTES, TABLE_1, WHY, tick
 from whence.cli.root import app
 from whence.lag import DenseBias, LagBias, Line
 from whence.method import PositionMethod

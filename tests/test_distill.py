@@ -19,9 +19,9 @@ from whence.analysis.fit import fitted as sum_of_gaussians
 from whence.distill import Distillation, distill, sequences
 from whence.distill.curves import logits_of, missing_curves
 from whence.distill.distilling import Plan, fitted, stripped
-from whence.distill.originals import load_original
-from whence.distill.rows import move_rows
+from whence.distill.original import load_original
 from whence.distill.sequences import Sequences, read_sequences
+from whence.distill.table_mean import move_rows
 from whence.distill.tuning import Apart, tune
 from whence.hf import attached, from_pretrained
 

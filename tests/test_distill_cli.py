@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from test_distill import TEXT, WORDS, tiny, with_tokenizer
 from whence.cli.root import app
 from whence.distill.distilling import Plan, fitted, stripped
-from whence.distill.originals import load_original
+from whence.distill.original import load_original
 from whence.distill.sequences import read_sequences
 from whence.distill.stsb import Pairs, embedded, read_pairs, spearman
 from whence.hf import attach, from_pretrained

@@ -14,11 +14,11 @@ import transformers as hf
 from torch import Tensor, nn
 
 from whence.analysis.checkpoint import open_checkpoint
-from whence.analysis.families import FAMILIES
 from whence.analysis.heads import positional_attention
 from whence.analysis.inspect import inspect
-from whence.analysis.reading import Reader, read
-from whence.analysis.relative import relative_reports
+from whence.analysis.relative_curves import relative_reports
+from whence.analysis.stack_reader import StackReader, read_stack
+from whence.families import FAMILIES, INSPECTABLE
 
 with warnings.catch_warnings():  # both files call torch.jit.script, which is deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -245,8 +245,8 @@ def without_biases(model: nn.Module) -> nn.Module:
     return model
 
 
-def reader_of(folder: Path, stack: str | None = None) -> Reader:
-    return read(open_checkpoint(folder), stack=stack)
+def reader_of(folder: Path, stack: str | None = None) -> StackReader:
+    return read_stack(open_checkpoint(folder), stack=stack)
 
 
 def close(found: np.ndarray, expected: Tensor | np.ndarray, **bounds: float) -> None:
@@ -296,8 +296,9 @@ def test_inspect_fills_every_part_for_a_model_with_a_table(name, tmp_path):
 def test_every_model_type_of_the_table_is_tested():
     tested = {CASES[name].build().config.model_type for name in CASES}
     rest = {"t5", "mt5", "umt5", "bloom", "gpt_neox", *ROTARY}
-    types = [kind for family in FAMILIES for kind in family.types]
-    assert sorted(types) == sorted(tested | rest)
+    types = [x for row in FAMILIES for x in (*row.model_types, *row.inspect_only)]
+    assert sorted(types) == sorted(tested | rest | {"vit"})  # ViT is there for attach alone
+    assert sorted(INSPECTABLE) == sorted(tested | rest)
 
 
 def test_albert_reads_the_group_that_a_layer_belongs_to(tmp_path):

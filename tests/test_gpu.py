@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from whence import LagBias, LagValues, Line, Mask, attend, build, explain
+from whence.kernels.rotary import turned
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +18,7 @@ def qkv(n: int = 300, d: int = 64, dtype: torch.dtype = torch.float32) -> list[t
     return [torch.randn(2, 4, n, d, device="cuda").to(dtype).requires_grad_() for _ in range(3)]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "flex", "fused"])
+@pytest.mark.parametrize("backend", ["sdpa", "fused"])
 @pytest.mark.parametrize("name", ["tisa", "t5", "alibi", "kerple", "shaw"])
 def test_every_backend_agrees_with_the_definition(backend: str, name: str) -> None:
     method = build(name, n_heads=4, d_head=64).cuda()
@@ -26,24 +27,19 @@ def test_every_backend_agrees_with_the_definition(backend: str, name: str) -> No
     mask = Mask.padding(torch.tensor([300, 211], device="cuda"), 300)
 
     def run(backend: str) -> list[torch.Tensor]:
-        values = method.value_term(pos, pos)
-        if backend == "flex" or (values is not None and wanted_without_values):
-            values = None
         out = attend(
             q,
             k,
             v,
             bias=method.score_term(q, pos, pos),
-            values=values,
+            values=method.value_term(pos, pos),
             mask=mask,
             causal=True,
             backend=backend,
         )
-        targets = [q, k, v, *(p for p in method.parameters() if p is not method_value)]
+        targets = [q, k, v, *method.parameters()]
         return [out, *torch.autograd.grad(out.square().sum(), targets, allow_unused=True)]
 
-    wanted_without_values = backend == "flex"
-    method_value = getattr(method, "raw_value_table", None) if wanted_without_values else None
     for found, wanted in zip(run(backend), run("reference"), strict=True):
         if wanted is not None:
             torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
@@ -260,3 +256,61 @@ def test_decoding_steps_equal_the_definition(spec: str, n_q: int) -> None:
         for dtype, name in ((torch.bfloat16, "fused"), (torch.float32, "reference"))
     )
     torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("spec", ["rope", "rope:layout=interleaved,fraction=0.5"])
+@pytest.mark.parametrize("start", [0, 1_000_000])
+def test_ropes_kernel_rounds_as_torch_does_at_the_first_and_the_fifth_call(
+    spec: str, start: int
+) -> None:
+    torch.manual_seed(0)
+    method = build(spec, n_heads=12, d_head=64).cuda()
+    rotation = method.rotation()
+    assert rotation is not None
+    exact = rotation._replace(frequency=rotation.frequency.double())
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(2, 300, 12, 64, **make).transpose(1, 2).requires_grad_()
+    k = torch.randn(2, 4, 1000, 64, **make).requires_grad_()
+    q_pos, k_pos = (torch.arange(start + a, start + 1000, device="cuda") for a in (700, 0))
+    slopes = [torch.randn_like(q), torch.randn_like(k)]
+
+    def results(pair: tuple[torch.Tensor, ...], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        grads = torch.autograd.grad(pair, leaves, [s.to(pair[0].dtype) for s in slopes])
+        return [*pair, *grads]
+
+    in_torch = results((method.query_heads(q, q_pos), method.key_heads(k, k_pos)), [q, k])
+    wide = [x.detach().double().requires_grad_() for x in (q, k)]
+    in_float64 = results((exact.turned(wide[0], q_pos), exact.turned(wide[1], k_pos)), wide)
+    for call in range(5):
+        found = results(turned(q, start + 700, k, start, rotation), [q, k])
+        assert found[0].stride() == q.stride()
+        if call not in (0, 4):
+            continue
+        for result, same, wanted in zip(found, in_torch, in_float64, strict=True):
+            assert torch.equal(result, same)
+            torch.testing.assert_close(result.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_ropes_kernel_is_captured_in_a_cuda_graph_and_two_launches_a_step() -> None:
+    method = build("rope", n_heads=4, d_head=64).cuda()
+    rotation = method.rotation()
+    assert rotation is not None
+    q, k, _ = qkv(128, dtype=torch.bfloat16)
+
+    def step() -> list[torch.Tensor]:
+        pair = turned(q, 0, k, 0, rotation)
+        return [x.detach() for x in (*pair, *torch.autograd.grad(pair, [q, k], pair))]
+
+    wanted = step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+    kernels = [e.name for e in profile.events() if e.device_type.name == "CUDA"]
+    assert [name for name in kernels if "turn_kernel" in name] == kernels
+    assert len(kernels) == 2
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for result, same in zip(found, wanted, strict=True):
+        assert torch.equal(result, same)

@@ -46,7 +46,9 @@ def test_a_model_that_another_one_calls_is_not_in_use():
 
 def test_an_unknown_family():
     model = T5EncoderModel(T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2))
-    with pytest.raises(ValueError, match=r"Unknown family of model 't5'.*albert, bert.*whence\.hf"):
+    with pytest.raises(
+        ValueError, match=r"Unknown family of model 't5'.*albert, bert.*whence\.families"
+    ):
         attach(model, "tisa")
 
 

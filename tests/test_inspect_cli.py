@@ -297,7 +297,12 @@ def test_report_rebuilds_the_same_page_without_measuring(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it measured again")
 
-    for name in ("inspect.inspect", "layers.inspect_layers", "comparison.compare", "fit.fit_heads"):
+    for name in (
+        "inspect.inspect",
+        "inspect.inspect_layers",
+        "comparison.compare",
+        "fit.fit_heads",
+    ):
         monkeypatch.setattr(f"whence.analysis.{name}", never)
     out = tmp_path / "out"
     out.mkdir()

@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 
 from lm_settings import text_file, tiny
-from whence.analysis.language import SCRATCH, SLIDING
+from whence.analysis.lm_results import SCRATCH, SLIDING
 from whence.experiments import LMConfig, evaluation, lag_views, run_lm
 from whence.experiments.config import read_config
 from whence.experiments.folder import prepared
+from whence.experiments.monitor import learned_table, toeplitz_of
 from whence.experiments.source import IGNORED, Examples
 from whence.experiments.tasks import ASK, FILLER, TASKS, Task
 from whence.experiments.tokens import StoredTokenizer, read_texts
 from whence.experiments.training import new_model
-from whence.experiments.watching import learned_table, toeplitz_of
 
 
 def quiet(what: str, share: float) -> None:

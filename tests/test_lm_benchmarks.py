@@ -19,7 +19,7 @@ from lm_settings import text_file
 from lm_work import work
 from lm_workers import share_out
 from processes import CONTEXT
-from whence.analysis.language import Job, LagView, Language
+from whence.analysis.lm_results import Job, LagView, Language
 from whence.methods import METHODS
 
 

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from lm_settings import TINY, assert_same_numbers, flags, text_file, tiny
-from whence.analysis.language import Language
+from whence.analysis.lm_results import Language
 from whence.cli import demo as demo_command
 from whence.cli.root import app
 from whence.experiments import run_lm

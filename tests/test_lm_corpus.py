@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import lm_corpus
 from lm_settings import assert_same_numbers, flags, text_file, tiny
-from whence.analysis.language import Language
+from whence.analysis.lm_results import Language
 from whence.cli.root import app
 from whence.experiments import load_corpus, run_lm, save_corpus
 from whence.experiments.folder import prepared

@@ -14,7 +14,7 @@ import lm_contender
 import lm_cost
 from lm_contender import ARTICLE, BASELINE, SHAW, TISA
 from tables.lm_cost import lm_alone, lm_bars
-from tables.stored import Stored
+from tables.results_folder import ResultsFolder
 from whence.models import WhenceForCausalLM
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -85,7 +85,7 @@ def test_bars_are_measured_with_each_number_of_tokens_and_in_each_mode(
         *((f"{TISA}, compiled", 32, 0.03), (f"{SHAW}, compiled", 32, 0.07)),
         (ARTICLE, 32, None),
     ]
-    stored = Stored(tmp_path)
+    stored = ResultsFolder(tmp_path)
     table = lm_bars(stored)
     assert f"| 16 | 32 | graphed | {SHAW} | a graph cannot be recorded |" in table
     assert f"| 16 | 32 | eager | {ARTICLE} |" in table
@@ -255,4 +255,4 @@ def test_the_bars_of_a_run_that_did_not_say_tokens_and_mode_are_still_shown(
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(costs | {"turns": [made(BASELINE), made(TISA)], "alone": []}))
     row = f"| 512 | 64 |  | {TISA} | 5 | 2.0 (1.0 to 3.0) |  | 25.0% |  | at most 3% | missed |"
-    assert row in lm_bars(Stored(tmp_path)).splitlines()
+    assert row in lm_bars(ResultsFolder(tmp_path)).splitlines()

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from lm_settings import flags, text_file, tiny
-from whence.analysis.language import Language
+from whence.analysis.lm_results import Language
 from whence.cli.root import app
 from whence.experiments import LMConfig, run_lm
 from whence.experiments.folder import prepared

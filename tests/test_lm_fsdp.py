@@ -9,7 +9,7 @@ import torch
 from lm_settings import flags, text_file, tiny
 from processes import free_port, run_two
 from test_lm_killed import TESTS
-from whence.analysis.language import Language
+from whence.analysis.lm_results import Language
 from whence.experiments import run_lm
 from whence.experiments.training import check_fsdp
 

@@ -10,7 +10,7 @@ import torch
 
 from lm_settings import assert_same_numbers, flags, text_file, tiny
 from processes import free_port, run, run_two
-from whence.analysis.language import Job, Language
+from whence.analysis.lm_results import Job, Language
 from whence.experiments import run_lm
 from whence.experiments.checkpoints import mark_whole
 from whence.experiments.training import OutOfTimeError
@@ -67,7 +67,7 @@ def test_a_run_shorter_than_save_every_is_saved_when_the_time_is_spent_and_else_
         saved.append(step)
         mark_whole(folder, step)
 
-    monkeypatch.setattr("whence.experiments.watching.mark_whole", noted)
+    monkeypatch.setattr("whence.experiments.monitor.mark_whole", noted)
     config = tiny(text_file(tmp_path), save_every=14)
     whole = run_lm(config, tmp_path / "whole")
     assert saved == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lm_settings import tiny
-from whence.analysis.language import (
+from whence.analysis.lm_results import (
     EMPTY,
     SCRATCH,
     Job,

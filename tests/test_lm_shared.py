@@ -11,7 +11,7 @@ from lm_settings import assert_same_numbers, text_file, tiny
 from processes import run
 from test_lm_killed import TESTS, same
 from test_lm_report import job, results
-from whence.analysis.language import Language, ranked
+from whence.analysis.lm_results import Language, ranked
 from whence.experiments import run_lm, run_one
 from whence.experiments.folder import job_folder
 from whence.experiments.training import OutOfTimeError

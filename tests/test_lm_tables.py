@@ -10,11 +10,11 @@ import pytest
 
 from make_tables import TABLES
 from tables import lm
-from tables.stored import Stored
-from whence.analysis.language import EMPTY, SCRATCH, SLIDING, Job, Language, LengthLoss
+from tables.results_folder import ResultsFolder
+from whence.analysis.lm_results import EMPTY, SCRATCH, SLIDING, Job, Language, LengthLoss
 
 ROOT = Path(__file__).parent.parent
-STORED = Stored(ROOT)
+STORED = ResultsFolder(ROOT)
 OURS = {name: make for name, make in TABLES.items() if make.__module__ == lm.__name__}
 STUDENT = 4.302653  # the 97.5 % point with two degrees of freedom
 
@@ -50,7 +50,7 @@ def cell(table: str, column: str, *first: str) -> str:
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_table_says_where_its_results_are_not_there(name: str, tmp_path: Path) -> None:
-    missing = OURS[name](Stored(tmp_path))
+    missing = OURS[name](ResultsFolder(tmp_path))
     assert missing == f"Not measured yet: `{lm.COMMAND}`.\n"
     assert "Not measured" not in OURS[name](STORED)
 
@@ -107,10 +107,10 @@ def test_the_ablation_shows_tuning_losses_of_each_start_and_units(tmp_path: Path
         loss = tuned("python_ablation", method)[1.5e-3]
         assert cell(table, "Python source, rate 0.0015", name, start, units) == f"{loss:.3f}"
     assert set(raw("python_ablation")["config"]["methods"]) == set(lm.VARIANTS)
-    path = Stored(tmp_path).path("lm/python_ablation")
+    path = ResultsFolder(tmp_path).path("lm/python_ablation")
     path.parent.mkdir(parents=True)
     path.symlink_to(STORED.path("lm/python_ablation"))
-    assert "WikiText-2" not in lm.lm_ablation(Stored(tmp_path))  # columns that there are
+    assert "WikiText-2" not in lm.lm_ablation(ResultsFolder(tmp_path))  # columns that there are
 
 
 def test_the_rate_in_bold_is_that_of_the_reported_runs() -> None:
@@ -159,8 +159,8 @@ def test_an_interval_is_students_over_the_differences_of_equal_seeds(tmp_path: P
     config = {"train_length": 8, "eval_lengths": [8]}
     for name in lm.MAIN:
         jobs = (*worse, *rope, *same) if name == "python" else (*same, *rope)
-        Language(config, {}, {}, jobs).save(Stored(tmp_path).path(f"lm/{name}/lm.json"))
-    table = lm.lm_paired(Stored(tmp_path))
+        Language(config, {}, {}, jobs).save(ResultsFolder(tmp_path).path(f"lm/{name}/lm.json"))
+    table = lm.lm_paired(ResultsFolder(tmp_path))
     assert cell(table, "Python source", "`worse`") == "+0.300 ± 0.657 (+0.100 to +0.600)"
     assert cell(table, "WikiText-2", "`worse`") == ""  # not run
     assert cell(table, "WikiText-2", "`same`") == "+0.000 ± 0.000 (+0.000 to +0.000)"

@@ -14,7 +14,7 @@ from lm_settings import assert_same_numbers, flags, text_file, tiny
 from test_lm_killed import same
 from test_lm_report import job as made
 from test_lm_report import results
-from whence.analysis.language import Job, Language, Tuning
+from whence.analysis.lm_results import Job, Language, Tuning
 from whence.cli.root import app
 from whence.experiments import LMConfig, best_rate, run_lm, run_one
 from whence.experiments.config import read_config

@@ -7,6 +7,7 @@ import torch
 
 from battery import D_HEAD, HEADS, LENGTH, SHAPES, Layer, inputs, leaves, score, small
 from whence import METHODS, LagBias, Line, PositionMethod, build, explain
+from whence.bench import flex_peer
 from whence.methods import Sum
 from whence.methods.tisa import Tisa
 
@@ -46,10 +47,12 @@ def test_it_says_where_it_acts_and_who_published_it(name: str) -> None:
 def test_sdpa_equals_the_definition_in_output_and_gradients(
     name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whence.kernels.sdpa.ROWS", 4)  # so that small inputs take several blocks
-    monkeypatch.setattr("whence.kernels.sdpa.TILE", 1)
-    monkeypatch.setattr("whence.kernels.sdpa.KEEP", 0)
-    monkeypatch.setattr("whence.kernels.blocked.FAR", 2)
+    monkeypatch.setattr(
+        "whence.kernels.blocks.sdpa.MOST_ROWS", 4
+    )  # so that small inputs take several blocks
+    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_LOGITS", 1)
+    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_KEPT_WEIGHTS", 0)
+    monkeypatch.setattr("whence.kernels.blocks.plan.FEWEST_FAR_KEYS", 2)
     n_q, n_k = shape
     layer, x = Layer(small(name)), inputs(n_k).requires_grad_()
     wanted = layer(x, n_q, backend="reference")
@@ -71,27 +74,28 @@ def test_sdpa_equals_the_definition_in_output_and_gradients(
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("shape", [(7, 7), (1, 9), (5, 13)], ids=str)
-def test_flex_equals_the_definition_or_says_why_it_does_not_run(
+def test_the_flex_peer_equals_the_definition_or_says_why_it_does_not_run(
     name: str, shape: tuple[int, int]
 ) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
     layer, x = Layer(small(name)), inputs(shape[1])
     with torch.no_grad():
-        wanted = layer(x, shape[0], backend="reference")
-        try:
-            found = layer(x, shape[0], backend="flex")
-        except ValueError as refusal:
-            assert "cannot run this call: it" in str(refusal)
-            assert "Take backend='sdpa'" in str(refusal)
+        call = layer.call(x, shape[0])
+        reason = flex_peer.refuse(call)
+        if reason is not None:
+            assert reason.endswith(".")
             return
-    torch.testing.assert_close(found, wanted)
+        found = flex_peer.flex_attend(call, flex_attention, flex_peer.block_mask(call))
+        torch.testing.assert_close(found, layer(x, shape[0], backend="reference"))
 
 
 def test_masks_windows_and_grouped_heads_change_no_backend(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whence.kernels.sdpa.ROWS", 4)
-    monkeypatch.setattr("whence.kernels.sdpa.TILE", 1)
-    monkeypatch.setattr("whence.kernels.sdpa.KEEP", 0)
+    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_ROWS", 4)
+    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_LOGITS", 1)
+    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_KEPT_WEIGHTS", 0)
     x = inputs(13)
     mask = torch.rand(2, 13) > 0.3
     for options in [
@@ -359,7 +363,8 @@ def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -
         return
     q = torch.randn(2, HEADS, 5, D_HEAD)
     real, bare = ([torch.arange(n).to(to) for n in (5, LENGTH)] for to in ("cpu", "meta"))
-    assert set(method.sites()) <= {"score", "value"}
+    turned = set() if method.rotation() is None else {"heads"}
+    assert set(method.sites()) <= {"score", "value"} | turned
     q_pos, k_pos = torch.arange(LENGTH - 5, LENGTH), torch.arange(LENGTH)
     terms = [method.score_term(q, *positions) for positions in (real, bare)]
     tables = [method.value_term(*positions) for positions in (real, bare)]
@@ -374,4 +379,19 @@ def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -
 
 def test_a_sum_has_lengths_only_if_all_its_parts_have() -> None:
     assert Sum(small("tisa"), small("alibi")).lengths_only
-    assert not Sum(small("tisa"), small("rope")).lengths_only
+    assert not Sum(small("tisa"), small("xpos")).lengths_only
+    assert Sum(small("tisa"), small("rope")).lengths_only
+
+
+def test_a_sum_of_two_methods_that_change_heads_reads_positions() -> None:
+    assert not Sum(small("rope"), small("rope")).lengths_only
+
+
+def test_a_rotation_does_what_the_hooks_of_heads_do(name: str) -> None:
+    method = small(name)
+    rotation = method.rotation()
+    if rotation is None:
+        return
+    q, pos = torch.randn(2, HEADS, 5, D_HEAD, dtype=torch.float64), torch.arange(LENGTH - 5, LENGTH)
+    for hook in (method.query_heads, method.key_heads):
+        torch.testing.assert_close(rotation.turned(q, pos), hook(q, pos), rtol=0, atol=0)

@@ -29,7 +29,7 @@ from whence.models import (
     WhenceModel,
     WhenceSeq2SeqConfig,
 )
-from whence.models.layout import layout_of
+from whence.models.token_layout import token_layout
 
 
 def masked(position: str, **more: Any) -> WhenceForMaskedLM:
@@ -229,7 +229,7 @@ def test_masks_positions_and_inputs_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             model(ids, **arguments)
     with pytest.raises(ValueError, match=r"position_ids must be \[1 or 2, 9\], got \(2, 3\)"):
-        layout_of(
+        token_layout(
             2,
             9,
             seen=0,

@@ -12,8 +12,8 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from whence.analysis.pieces import Pieces, sample
 from whence.analysis.profile import lag_profiles, measure
+from whence.analysis.tokenized_text import TokenizedText, python_help_text
 from whence.methods import Tisa
 
 SMALL = {"vocab_size": 60, "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 24}
@@ -89,7 +89,7 @@ def by_hand(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def test_every_familys_profile_equals_least_squares_on_its_own_attention_weights(name: str) -> None:
     model, n, before, after = tiny(name), 9, 1, 2
     ids = torch.randint(3, 60, (2, n))
-    found = measure(model, Pieces(ids, before, after), layers=[1])
+    found = measure(model, TokenizedText(ids, before, after), layers=[1])
     with torch.no_grad():
         weights = model(input_ids=ids, output_attentions=True).attentions[1]
     inner = weights.double().log()[:, :, before : n - after, before : n - after].numpy()
@@ -137,7 +137,7 @@ def test_a_planted_tisa_bias_is_recovered_within_the_band() -> None:
     """Lag 0 is left out: a token's product with itself is content that does not average out."""
     tisa = planted()
     ids = torch.randint(3, 60, (8, 64))
-    for profile in measure(with_tisa(tisa), Pieces(ids), layers=[0]):
+    for profile in measure(with_tisa(tisa), TokenizedText(ids), layers=[0]):
         lag = profile.lag.astype(int)
         truth = tisa.curve(torch.as_tensor(lag))[profile.head].detach().numpy()
         count = np.where(lag == 0, 0, 64 - np.abs(lag))
@@ -153,9 +153,9 @@ def test_a_planted_tisa_bias_is_recovered_within_the_band() -> None:
 def test_what_a_planted_bias_adds_to_the_first_layers_profile_is_exactly_its_curve() -> None:
     tisa, ids = planted(), torch.randint(3, 60, (2, 40))
     model = with_tisa(tisa)
-    biased = measure(model, Pieces(ids), layers=[0])
+    biased = measure(model, TokenizedText(ids), layers=[0])
     model.set_attn_implementation("eager")
-    plain = measure(model, Pieces(ids), layers=[0])
+    plain = measure(model, TokenizedText(ids), layers=[0])
     for one, other in zip(biased, plain, strict=True):
         truth = tisa.curve(torch.as_tensor(one.lag.astype(int)))[one.head].detach().numpy()
         added = one.mean - other.mean
@@ -190,7 +190,7 @@ def test_the_slopes_of_bloom_are_found_where_its_attention_weights_are_zero() ->
     for block in model.h:
         nn.init.zeros_(block.self_attention.query_key_value.weight)
         nn.init.zeros_(block.self_attention.query_key_value.bias)
-    profiles = measure(model, Pieces(torch.randint(3, 60, (2, 500))), layers=[0])
+    profiles = measure(model, TokenizedText(torch.randint(3, 60, (2, 500))), layers=[0])
     steepest = max(np.diff(profile.mean).mean() for profile in profiles)
     assert steepest * 499 > 103  # exp of minus this is 0 in float32
     for profile in profiles:
@@ -203,13 +203,13 @@ def test_layers_come_in_order_and_the_last_pieces_stop_at_the_last_one_asked_for
     model, ids, calls = tiny("bert"), torch.randint(3, 60, (3, 12)), []
     model.encoder.layer[1].register_forward_hook(lambda *_: calls.append(1))
     done: list[tuple[int, int]] = []
-    first = measure(model, Pieces(ids), layers=[0], progress=lambda *both: done.append(both))
+    first = measure(model, TokenizedText(ids), layers=[0], progress=lambda *both: done.append(both))
     assert len(calls) == 1
     assert done == [(1, 3), (2, 3), (3, 3)]
-    both = measure(model, Pieces(ids), layers=[1, 0])
+    both = measure(model, TokenizedText(ids), layers=[1, 0])
     assert [p.layer for p in both] == [0, 0, 0, 1, 1, 1]
     np.testing.assert_array_equal(both[0].mean, first[0].mean)
-    assert [p.layer for p in measure(model, Pieces(ids))] == [0, 0, 0, 1, 1, 1]
+    assert [p.layer for p in measure(model, TokenizedText(ids))] == [0, 0, 0, 1, 1, 1]
 
 
 def test_pieces_are_cut_to_the_positions_of_the_model(tmp_path: Path) -> None:
@@ -243,10 +243,10 @@ def test_wrong_questions_get_one_clear_line(tmp_path: Path) -> None:
     model = tiny("bert")
     nn.init.constant_(model.encoder.layer[0].attention.self.query.bias, float("nan"))
     with pytest.raises(ValueError, match="layer 0 has NaN logits"):
-        measure(model, Pieces(torch.randint(3, 60, (2, 9))))
+        measure(model, TokenizedText(torch.randint(3, 60, (2, 9))))
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="2 layers and 0 softmaxes"):
-        measure(model, Pieces(torch.randint(3, 60, (2, 9))))
+        measure(model, TokenizedText(torch.randint(3, 60, (2, 9))))
 
 
 def test_a_checkpoint_without_its_attention_weights_is_refused(tmp_path: Path) -> None:
@@ -297,4 +297,4 @@ def test_a_text_of_ones_own_is_read_and_one_too_short_is_refused() -> None:
 
 
 def test_the_sample_is_a_few_thousand_words() -> None:
-    assert len(sample().split()) > 5000
+    assert len(python_help_text().split()) > 5000

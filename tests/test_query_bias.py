@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from whence import LagBias, attend, explain
-from whence.lag import QueryBias, query
+from whence.lag import QueryBias, deferred
 
 POS = torch.arange(6)
 
@@ -31,7 +31,7 @@ def unmade(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Tensor) -> Tensor:
         raise AssertionError("somebody made the band")
 
-    monkeypatch.setattr(query, "_product", refuse)
+    monkeypatch.setattr(deferred, "_product", refuse)
 
 
 @pytest.mark.parametrize("per_head", [False, True])
@@ -73,7 +73,7 @@ def test_every_operation_of_a_lag_bias_is_that_of_the_clipped_product() -> None:
 
 
 def test_a_product_by_pieces_of_rows_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "PIECE", 2)
+    monkeypatch.setattr(deferred, "PIECE", 2)
     q, table = factors(per_head=True)
     torch.testing.assert_close(QueryBias(q, table).band, q @ table.transpose(-1, -2))
 

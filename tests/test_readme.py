@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 import processes
 from tables.gpu import gpu, gpu_short
 from tables.methods import spec_with_defaults
-from tables.stored import Stored
-from whence import METHODS, build
-from whence.analysis import families
+from tables.results_folder import ResultsFolder
+from whence import METHODS, build, families
 from whence.bench import PEERS
 from whence.cli.root import app
 
@@ -145,7 +144,7 @@ def test_the_tables_are_up_to_date() -> None:
 
 
 def test_the_gpu_section_is_there_when_its_results_are_and_not_before(tmp_path: Path) -> None:
-    stored = Stored(tmp_path)
+    stored = ResultsFolder(tmp_path)
     assert gpu(stored) == ""
     assert "Not measured yet" in gpu_short(stored)
     size = {"mode": "both", "n": 512, "d_head": 64, "batch": 32, "causal": False}

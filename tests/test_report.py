@@ -20,6 +20,7 @@ from scipy import stats
 from inspections import inspection, table, without_table
 from whence.analysis.comparison import Comparison, compare, correlate, read_scores, step_of
 from whence.analysis.results import Inspection
+from whence.files import write_bytes
 from whence.report import (
     Results,
     draw_components,
@@ -39,8 +40,7 @@ from whence.report import (
     write_folder,
 )
 from whence.report.folder import file_name
-from whence.report.ink import SERIES, inner_limits, labels
-from whence.report.saved import save_bytes
+from whence.report.style import SERIES, inner_limits, labels
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -334,7 +334,7 @@ def test_fits_are_drawn_over_the_curves_that_they_were_fitted_to() -> None:
 @pytest.fixture
 def _no_ink(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of which figures are there and which are not."""
-    monkeypatch.setattr("whence.report.folder.save_figure", lambda _, path: save_bytes(b"", path))
+    monkeypatch.setattr("whence.report.folder.save_figure", lambda _, path: write_bytes(path, b""))
 
 
 @pytest.mark.usefixtures("_no_ink")
@@ -365,7 +365,7 @@ def test_figures_of_results_that_are_no_longer_there_go(tmp_path: Path) -> None:
     figures = tmp_path / "figures"
     (figures / "mine.png").write_bytes(b"")
     again = dataclasses.replace(inspection("a", n_heads=1, n=16), fits=())
-    results = Results((again,)).beside(read_folder(tmp_path))
+    results = Results((again,)).with_earlier(read_folder(tmp_path))
     write_folder(tmp_path, results, figures_of=(again,), keep=(again,))
     assert sorted(path.name for path in figures.iterdir()) == [
         "a.components.png",
@@ -387,7 +387,7 @@ def test_a_model_under_another_spelling_replaces_itself_and_two_models_share_no_
     tmp_path: Path,
 ) -> None:
     first, again = inspection("runs/a", n_heads=1, n=16), inspection("./runs/a/", n_heads=1, n=16)
-    assert Results((again,)).beside(Results((first,))).inspections == (again,)
+    assert Results((again,)).with_earlier(Results((first,))).inspections == (again,)
     one, two = (inspection(f"{place}/x/y/z", n_heads=1, n=16) for place in "pq")
     with pytest.raises(ValueError, match=r"p/x/y/z and q/x/y/z would both .* x--y--z\.json"):
         write_folder(tmp_path / "out", Results((one, two)), keep=(one, two))

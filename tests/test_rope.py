@@ -19,8 +19,10 @@ from whence.methods.alibi import Alibi
 from whence.methods.rope import Rope
 from whence.methods.xpos import Xpos
 from whence.nn import positioned_attention
+from whence.rotation import Rotation
 
 B, H, N, D = 2, 3, 50, 16
+EXACT = {"atol": 1e-6, "rtol": 1e-6}
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}  # transformers has its frequencies in float32
 
 
@@ -225,6 +227,25 @@ def test_half_precision_heads_are_turned_by_exact_angles(dtype):
     assert_close(out.double(), exact, atol=8 * torch.finfo(dtype).eps, rtol=0)
 
 
+@pytest.mark.parametrize("at", [10_000, 1_000_000, 100_000_000])
+@pytest.mark.parametrize("scaling", ["none", "dynamic"])
+def test_float32_heads_are_turned_exactly_at_far_positions(at, scaling):
+    options = {"original_length": 64, "factor": 2.0} if scaling == "dynamic" else {}
+    method = Rope(D, scaling=scaling, **options)
+    q, pos = heads(B, H, 9, D), torch.arange(at, at + 9)
+    exact = method._rotation()._replace(frequency=method.frequency.double())
+    assert_close(method.query_heads(q, pos).double(), exact.turned(q.double(), pos), **EXACT)
+
+
+def test_float32_products_at_position_a_million_are_those_of_the_same_lags_at_0():
+    method, pos = Rope(D), torch.arange(9)
+    q, k = heads(B, H, 9, D), heads(B, H, 9, D)
+    near, far = (
+        method.query_heads(q, pos + at) @ method.key_heads(k, pos + at).mT for at in (0, 1_000_000)
+    )
+    assert_close(far, near, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "name", ["rope", "xpos", "rope:scaling=dynamic,factor=2,original_length=4"]
 )
@@ -261,6 +282,41 @@ def test_rope_in_a_sum_keeps_its_hooks():
     both = Sum(Rope(D), Alibi(H))
     assert both.sites() == ("heads", "score")
     assert_close(both.query_heads(q, pos), Rope(D).query_heads(q, pos))
+
+
+def test_a_sum_has_the_rotation_of_the_one_part_that_changes_heads():
+    rope = Rope(D)
+    both = Sum(Alibi(H), Sum(rope, Alibi(H))).rotation()
+    assert both is not None
+    assert both.frequency is rope.frequency
+    assert Sum(rope, Rope(D)).rotation() is None
+    assert Sum(Alibi(H)).rotation() is None
+
+
+def test_a_subclass_with_hooks_of_its_own_has_no_rotation():
+    class Turned(Rope):
+        def key_heads(self, k, k_pos):
+            return -super().key_heads(k, k_pos)
+
+    assert Turned(D).rotation() is None
+    assert not Turned.lengths_only
+    assert Xpos(D).rotation() is None
+    q, k, v = heads(B, H, 5, D), heads(B, H, 5, D), heads(B, H, 5, D)
+    out = positioned_attention(Turned(D), q, k, v)
+    assert_close(out, positioned_attention(Rope(D), q, -k, v))
+
+
+def test_attention_shares_one_table_of_sines_between_queries_and_keys_at_the_same_positions(
+    monkeypatch,
+):
+    tables = []
+    waves = Rotation.waves
+    monkeypatch.setattr(Rotation, "waves", lambda *a: tables.append(a[1]) or waves(*a))
+    q, k = heads(B, H, 5, D), heads(B, H, 9, D)
+    positioned_attention(Rope(D), q, k[:, :, :5], k[:, :, :5], backend="reference")
+    assert len(tables) == 1
+    positioned_attention(Rope(D), q, k, k, backend="reference")
+    assert [len(pos) for pos in tables[1:]] == [5, 9]
 
 
 @pytest.mark.parametrize(

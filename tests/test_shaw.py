@@ -10,7 +10,7 @@ from transformers import Wav2Vec2BertConfig
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 
 from whence import LagBias, attend, build
-from whence.bench.article import article_attention, lookup
+from whence.bench.shaw_article import article_attention, lookup
 from whence.methods.shaw import Shaw
 from whence.nn import positioned_attention
 

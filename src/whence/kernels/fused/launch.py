@@ -7,17 +7,21 @@ What the caller sees to: the last axis of q, k, v, d_out, a band and a product's
 contiguous; the outputs of forward come back to backward with the strides that they had.
 """
 
+import functools
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-from whence.kernels.fused import decoding, tiles_suited
+from whence.kernels.fused import tiles as tiling
 from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.curve import CURVES
 from whence.kernels.fused.device.d_band import band_kernel, collect_kernel
 from whence.kernels.fused.device.d_keys import key_kernel
 from whence.kernels.fused.device.d_product import (
     BandGradient,
+    ProductSizes,
     product_gradient_kernel,
 )
 from whence.kernels.fused.device.d_queries import query_kernel
@@ -25,6 +29,7 @@ from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
 from whence.kernels.fused.device.layout import head_layout_kernel, row_layout_kernel
 from whence.kernels.fused.inputs import (
+    FEW_ROWS,
     CurveBand,
     Far,
     FarGradients,
@@ -33,44 +38,17 @@ from whence.kernels.fused.inputs import (
     Kept,
     Numbers,
     Product,
-    Tiles,
     Wanted,
+    by_token,
+    decoded,
 )
+from whence.kernels.fused.plan import Plan
+from whence.kernels.fused.tiles import Tiles, TileSet
 
 MARGIN = 256  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
 BUSY = 1024  # programs that fill a GPU
 PRODUCT_ROWS = 64  # of a step in the gradient of a product
 PRODUCT_SIDE = 64  # lags, and columns of a head, of one of its tiles at most
-
-
-class Plan(Protocol):
-    """Where memory is reserved and launches go, in the order of the calls."""
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Any:
-        """Room for a packed tensor; with `tokens`, [b, h, n, d] is [b, n, h, d] in memory."""
-
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        """The same, filled with zeros."""
-
-    def summed(self, slot: Any, shape: Sequence[int]) -> Any:
-        """torch's sum_to_size, after every launch so far, those on the side included."""
-
-    def launch(
-        self,
-        kernel: Any,
-        grid: tuple[int, ...],
-        *groups: Any,
-        warps: int = 4,
-        stages: int = 3,
-        side: bool = False,
-        **constants: object,
-    ) -> None:
-        """kernel[grid](*groups, **constants).
-
-        A launch with `side` may run beside those that follow it without `side`, until the plan's
-        end; launches with `side` run in their own order, after all that came before the first of
-        them.
-        """
 
 
 class _Call(NamedTuple):
@@ -87,18 +65,7 @@ class _Call(NamedTuple):
     sizes: a.Sizes
     kind: a.Kind
     band_shape: tuple[int, ...] | None  # [b|1, h|1, q|1, lag], as the caller sees the band
-    tile_kind: tiles_suited.Kind
-
-
-def decoded(q: Any, k: Any, numbers: Numbers) -> bool:
-    """Whether few queries meet many keys: then forward shares out the keys and lays out no band."""
-    groups = q.shape[1] // k.shape[1]
-    return not (numbers.far or numbers.dropout) and decoding.few(q.shape[2], k.shape[2], groups)
-
-
-def by_token(q: Any) -> bool:
-    """Whether q [b, h, n, d] is [b, n, h, d] in memory, as projections leave it."""
-    return bool(q.shape[1] > 1 and q.shape[2] > 1 and q.stride(1) < q.stride(2))
+    tile_kind: tiling.TileKind
 
 
 def forward(
@@ -108,19 +75,17 @@ def forward(
     v: Any,
     inputs: Inputs,
     numbers: Numbers,
+    far: Far | None,
     tiles: Tiles,
-    far: Far | None = None,
     product: Product | None = None,
     curve: CurveBand | None = None,
     *,
     recorded: bool = True,
-    processors: int = 1,
 ) -> Kept:
     """The output and what its gradient needs.
 
     A product or a curve stands in place of inputs.band. `recorded` says whether a gradient may
-    follow, `processors` how many multiprocessors the GPU has. Few queries (`decoded`) take no
-    product.
+    follow. Few queries (`decoded`) take no product.
     """
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
@@ -135,16 +100,12 @@ def forward(
         mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
     result = a.Output(out, residual, lse, mass)
     if decoded(q, k, numbers):
-        _decode(plan, q, k, v, inputs, numbers, tiles, curve, result, processors)
+        _decode(plan, q, k, v, inputs, numbers, tiles, curve, result)
         return Kept(out, lse, residual, mass, None, None, None)
-    tails = None
-    if product is not None:  # tails without slopes: the kernel leaves those two places unwritten
-        tails = plan.empty((4, b, h, n_q), torch.float32)
-        inputs = inputs._replace(tails=tails)
-    band, extent = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
-    inputs = inputs if extent is None else inputs._replace(extent=extent)
+    band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+    inputs = _with_made(inputs, extent, tails)
     call = _call(q, k, v, inputs, numbers, band, far, None, product, curve)
-    tiles, near = tiles_suited.forward_tiles(tiles, call.tile_kind)
+    tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
     even = k.shape[2] % tiles.keys == 0
     plan.launch(
         forward_kernel,
@@ -152,7 +113,7 @@ def forward(
         *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
         _product_group(q, product),
         result,
-        *a.scalars(call.sizes),
+        call.sizes,
         warps=tiles.warps,
         stages=tiles.stages,
         KIND=call.kind,
@@ -171,22 +132,19 @@ def backward(
     kept: Kept,
     inputs: Inputs,
     numbers: Numbers,
-    by_rows: Tiles,
-    by_keys: Tiles,
-    block: int,
+    far: Far | None,
+    tiles: TileSet,
     wanted: Wanted,
-    far: Far | None = None,
     far_gradients: FarGradients | None = None,
     product: Product | None = None,
     curve: CurveBand | None = None,
 ) -> Gradients:
-    """Every gradient of a call; `block` is the side of a block-diagonal's tiles."""
+    """Every gradient of a call."""
     (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
-    inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
-    band, extent = kept.band, kept.extent
-    if band is None:
-        band, extent = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
-    inputs = inputs if extent is None else inputs._replace(extent=extent)
+    band, extent, tails = kept.band, kept.extent, kept.tails
+    if band is None:  # of a call with few queries
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+    inputs = _with_made(inputs, extent, tails)
     call = _call(q, k, v, inputs, numbers, band, far, far_gradients, product, curve)
     tokens = call.kind.TOKENS
     d_table = None
@@ -205,8 +163,8 @@ def backward(
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = _rows(d_out)
-    by_rows, near_keys = tiles_suited.query_tiles(by_rows, call.tile_kind)
-    by_keys, near_rows = tiles_suited.key_tiles(by_keys, call.tile_kind)
+    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
+    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
     # Queries come first: their kernel writes the row statistics that the others read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
@@ -217,7 +175,7 @@ def backward(
         *(call.bias, call.visible, call.seed, call.table, call.far),
         a.QueryGradients(d_q, d_band, d_tails),
         statistics,
-        *a.scalars(call.sizes),
+        call.sizes,
         warps=by_rows.warps,
         stages=by_rows.stages,
         KIND=call.kind,
@@ -226,14 +184,12 @@ def backward(
     # Beside a plain kernel for the far keys, the key kernel leaves much of the GPU idle.
     side = far is not None
     if call.band_shape is not None and wanted.band and d_band is None:
-        d_band = _shared_band(plan, call, d_rows, statistics, block, side)
+        d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
     else:
         side = False
-    d_parameters: tuple[Any, ...] = ()
-    if curve is not None and d_band is not None:
-        if d_band.shape[0] > 1:  # of a single query, whose band's gradient is stored by row
-            d_band, side = plan.summed(d_band, call.band_shape or ()), False
-        d_parameters = _curve_gradient(plan, curve, extent, d_band, side)
+    d_parameters: Sequence[Any] = (None, None, None)
+    if curve is not None and (wanted.band or wanted.tails):
+        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
     even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     plan.launch(
         key_kernel,
@@ -241,8 +197,7 @@ def backward(
         *(call.q, call.k, call.v, d_rows, statistics),
         *(call.bias, call.visible, call.seed, call.far),
         a.KeyGradients(d_k, d_value),
-        h // h_kv,
-        *a.scalars(call.sizes),
+        call.sizes,
         warps=by_keys.warps,
         stages=by_keys.stages,
         KIND=call.kind,
@@ -252,10 +207,10 @@ def backward(
     if product is not None:
         d_query, d_factor = _product_gradients(plan, product, q, d_q, d_band, d_tails, wanted)
     if product is not None or curve is not None:
-        return Gradients(d_q, d_k, d_value, d_query, d_factor, None, None, d_table, d_parameters)
-    d_band = None if d_band is None else _summed(plan, d_band, inputs.band.shape)
-    d_tails = None if d_tails is None else _summed(plan, d_tails, inputs.tails.shape)
-    return Gradients(d_q, d_k, d_value, None, None, d_band, d_tails, d_table, ())
+        d_band = d_tails = None  # what made them has its own gradients
+    d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
+    d_tails = None if d_tails is None else plan.summed(d_tails, inputs.tails.shape)
+    return Gradients(d_q, d_k, d_value, d_band, d_tails, d_table, d_query, d_factor, d_parameters)
 
 
 def _decode(
@@ -268,18 +223,20 @@ def _decode(
     tiles: Tiles,
     curve: CurveBand | None,
     result: a.Output,
-    processors: int,
 ) -> None:
-    """The two launches of a call with few queries, which read the band as the caller gave it."""
+    """The launches of a call with few queries, which read the band as the caller gave it."""
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     band = inputs.band
-    if curve is not None:  # the kernel fills in what it looks up
+    if curve is not None and curve.tails:
+        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, base_2=False)
+        inputs, curve = inputs._replace(band=band, tails=tails), None
+    elif curve is not None:  # the kernel fills in what it looks up
         band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
     call = _call(q, k, v, inputs, numbers, band, None, None, None, curve, raw_band=True)
     width = max(call.kind.BLOCK_D, call.kind.BLOCK_DV)
     # A tile has few rows, so that it may have more keys; fewer where the table's did not fit.
-    tile = decoding.share_tiles(width, q.dtype, 2 * tiles.keys, tiles.stages)
-    count, share = decoding.shares(n_k, b * h_kv, tile.at_once * processors, tile.keys)
+    tile = tiling.share_tiles(width, q.dtype, 2 * tiles.keys, tiles.stages)
+    count, share = tiling.shares(n_k, b * h_kv, tile.at_once * processors(plan.device), tile.keys)
     sums = a.ShareSums(
         plan.empty((count, b, h, n_q, d_v), torch.float32),
         plan.empty((count, b, h, n_q, 4), torch.float32),
@@ -289,16 +246,16 @@ def _decode(
         (count, b * h_kv),
         *(call.q, call.k, call.v, call.bias, call.visible),
         _parameters(() if curve is None else curve.parameters),
-        *(result.mass, sums, share, *a.scalars(call.sizes)),
+        *(result.mass, sums, share, call.sizes),
         stages=tile.stages,
         KIND=call.kind,
-        TILE=a.Tile(decoding.ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
+        TILE=a.Tile(FEW_ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
         **_curve_constants(curve),
     )
     plan.launch(
         merge_kernel,
         (b * h * n_q,),
-        *(sums, call.table, result, count, *a.scalars(call.sizes)),
+        *(sums, call.table, result, count, call.sizes),
         KIND=call.kind,
         SHARES=_power_of_two(count),
     )
@@ -313,49 +270,86 @@ def _laid_out(
     numbers: Numbers,
     product: Product | None,
     curve: CurveBand | None,
-) -> tuple[Any, Any]:
-    """The laid-out band (device/layout.py), and the extent of a curve; None without a band.
+    *,
+    base_2: bool = True,
+) -> tuple[Any, Any, Any]:
+    """The laid-out band (device/layout.py), the extent of a curve, the tails of a curve or product.
 
-    A product's band is room that the forward kernel fills.
+    What a call does not have is None. A product's band and tails are room that the forward kernel
+    fills. Without `base_2` the band of a curve is as a caller would have given it.
     """
     b, h, n_q, _ = q.shape
     shape = _band_shape(q, inputs, product, curve)
-    if shape is None:
-        return None, None
-    reach = shape[-1] // 2
-    if product is not None:
-        return plan.empty((b, h, n_q, 2 * reach + 3), torch.float32), None
+    laid_out = laid_out_shape(q, inputs, numbers, product, curve)
+    if shape is None or laid_out is None:
+        return None, None, None
+    reach, extent, tails = shape[-1] // 2, None, None
+    if product is not None:  # its tails have no slopes: the kernel leaves those places unwritten
+        tails = plan.empty((4, b, h, n_q), torch.float32)
+        return plan.empty(laid_out, torch.float32), None, tails
+    if curve is not None and curve.tails:
+        tails = plan.empty((4, 1, h, 1), torch.float32)
+    elif curve is not None:
+        extent = plan.empty((h,), torch.int32)
+    inputs = _with_made(inputs, extent, tails)
     given = _call(q, k, v, inputs, numbers, inputs.band, None, None, None, curve, raw_band=True)
     if given.kind.PER_ROW:
-        band = plan.empty((b, h, n_q, 2 * reach + 3), torch.float32)
+        band = plan.empty(laid_out, torch.float32)
         plan.launch(
             row_layout_kernel,
             (_ceil(n_q, 32), b * h),
-            *(band, given.bias, *a.scalars(given.sizes)),
+            *(band, given.bias, given.sizes),
             KIND=given.kind,
             ROWS=32,
             BLOCK=min(64, _power_of_two(2 * reach + 3)),
         )
-        return band, None
-    rows, heads = shape[:2]
-    if inputs.tails is not None:
-        rows, heads = max(rows, inputs.tails.shape[1]), max(heads, inputs.tails.shape[2])
-    edge = max(reach, given.sizes.value_reach, numbers.far) + MARGIN
-    band = plan.empty((rows, heads, 1, 2 * edge + 1), torch.float32)
-    extent, bias = None, given.bias
-    if curve is not None:
-        extent = plan.empty((heads,), torch.int32)
-        bias = bias._replace(extent=extent)
+        return band, None, None
+    if not base_2:
+        laid_out = shape
+    batches, heads, _, width = laid_out
+    band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (_ceil(2 * edge + 1, 1024), rows * heads),
-        *(band, bias, _parameters(() if curve is None else curve.parameters)),
-        *a.scalars(given.sizes._replace(n_heads=heads, edge=edge)),
+        (_ceil(width, 1024), batches * heads),
+        *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
+        given.sizes._replace(n_heads=heads, edge=width // 2),
         KIND=given.kind,
         BLOCK=1024,
+        BASE_2=base_2,
+        CURVE_TAILS=None if curve is None else CURVES[curve.name].tails_of,
         **_curve_constants(curve),
     )
-    return band, extent
+    return band, extent, tails
+
+
+def laid_out_shape(
+    q: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    product: Product | None,
+    curve: CurveBand | None,
+) -> tuple[int, ...] | None:
+    """The shape of the laid-out band, or None without a band."""
+    shape = _band_shape(q, inputs, product, curve)
+    if shape is None:
+        return None
+    batches, heads, rows, width = shape
+    reach, tails = width // 2, inputs.tails
+    if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
+        return (*q.shape[:3], width + 2)
+    if tails is not None:
+        batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
+    value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
+    edge = max(reach, value_reach, numbers.far) + MARGIN
+    return (batches, heads, 1, 2 * edge + 1)
+
+
+def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
+    """The inputs with what a curve or a product makes."""
+    return inputs._replace(
+        extent=inputs.extent if extent is None else extent,
+        tails=inputs.tails if tails is None else tails,
+    )
 
 
 def _shared_band(
@@ -380,6 +374,7 @@ def _shared_band(
     room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
     first = (sizes.q_start - sizes.reach) // block
     last = (sizes.q_start + sizes.reach) // block
+    shares = a.Shares(room, parts, n_batch // batches, first)
     sums = plan.empty((batches, h, room, 2, block), torch.float32)
     d_band = plan.empty((batches, h, 1, 2 * sizes.reach + 1), torch.float32)
     even = sizes.n_q % block == 0 and sizes.n_k % block == 0
@@ -387,8 +382,7 @@ def _shared_band(
         band_kernel,
         (slots, parts, batches * h),
         *(call.q, call.k, call.v, d_rows, statistics),
-        *(call.bias, call.visible, call.seed, sums),
-        *(room, n_batch // batches, *a.scalars(sizes)),
+        *(call.bias, call.visible, call.seed, sums, shares, sizes),
         stages=2,
         side=side,
         KIND=kind,
@@ -397,7 +391,7 @@ def _shared_band(
     plan.launch(
         collect_kernel,
         (last - first + 1, batches * h),
-        *(sums, d_band, call.bias.extent, room, first, parts, *a.scalars(sizes)),
+        *(sums, d_band, call.bias.extent, shares, sizes),
         side=side,
         KIND=kind,
         BLOCK=block,
@@ -406,15 +400,23 @@ def _shared_band(
 
 
 def _curve_gradient(
-    plan: Plan, curve: CurveBand, extent: Any, d_band: Any, side: bool
-) -> tuple[Any, ...]:
-    """The gradients of a curve's parameters, float32."""
-    heads, count = curve.parameters[0].shape
-    found = tuple(plan.empty((heads, count), torch.float32) for _ in curve.parameters)
+    plan: Plan, curve: CurveBand, extent: Any, d_band: Any, d_tails: Any, side: bool
+) -> Sequence[Any]:
+    """The gradients of a curve's parameters, float32; None for whole numbers."""
+    found = [
+        plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
+        for x in curve.parameters
+    ]
+    first = curve.parameters[0]
+    heads = first.shape[-1] if curve.tails else first.shape[0]
+    if d_band is not None and d_band.shape[0] > 1:  # of one query: its band's gradient is by row
+        d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False
+    if d_tails is not None:
+        d_tails, side = plan.summed(d_tails, (4, 1, heads, 1)), False
     plan.launch(
-        curve.functions.gradient_kernel,
-        (heads, count),
-        *(_parameters(curve.parameters), extent, d_band, _parameters(found), curve.reach),
+        CURVES[curve.name].gradient_kernel,
+        (heads, math.prod(first.shape) // heads),
+        *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found), curve.reach),
         side=side,
         BLOCK=128,
     )
@@ -474,7 +476,7 @@ def _product_gradient(
         product_gradient_kernel,
         (runs, b * h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
         *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        *(h, n_q, width, steps, scale),
+        ProductSizes(h, n_q, width, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
         D=d,
         PIECE=piece,
@@ -534,12 +536,13 @@ def _call(
         EXACT=exact,
     )
     sizes = a.Sizes(
+        n_heads=h,
+        groups=h // h_kv,
         n_q=n_q,
         n_k=n_k,
         q_start=numbers.q_start,
         reach=0 if shape is None else shape[-1] // 2,
         edge=0 if band is None else band.shape[-1] // 2,
-        n_heads=h,
         value_reach=0 if table is None else table.shape[1] // 2,
         before=numbers.before,
         after=numbers.after,
@@ -565,7 +568,7 @@ def _call(
         sizes,
         kind,
         shape,
-        tiles_suited.Kind(d, n_q, by_row, far is not None, causal, numbers.slopes),
+        tiling.TileKind(d, n_q, by_row, far is not None, causal, numbers.slopes),
     )
 
 
@@ -602,17 +605,16 @@ def _product_group(q: Any, product: Product | None) -> a.Product:
 
 
 def _parameters(given: Sequence[Any]) -> a.Parameters:
-    if not given:
+    if not given or given[0] is None:
         return a.Parameters(None, None, None, 0)
     first, second, third = given
-    return a.Parameters(first, second, third, first.shape[1])
+    return a.Parameters(first, second, third, first.shape[-1])
 
 
 def _curve_constants(curve: CurveBand | None) -> dict[str, Any]:
     if curve is None:
         return {"CURVE_AT": None, "CURVE_EXTENT": None, "COUNT": 1}
-    count = _power_of_two(curve.parameters[0].shape[1])
-    functions = curve.functions
+    functions, count = CURVES[curve.name], _power_of_two(curve.parameters[0].shape[-1])
     return {"CURVE_AT": functions.at, "CURVE_EXTENT": functions.extent_of, "COUNT": count}
 
 
@@ -634,10 +636,6 @@ def _strides(x: Any, *axes: int) -> tuple[int, ...]:
     return tuple([0 if x.shape[axis] == 1 else x.stride(axis) for axis in axes])
 
 
-def _summed(plan: Plan, x: Any, shape: Sequence[int]) -> Any:
-    return x if tuple(x.shape) == tuple(shape) else plan.summed(x, shape)
-
-
 def _ceil(n: int, size: int) -> int:
     return -(-n // size)  # triton.cdiv costs ten times as much
 
@@ -645,3 +643,12 @@ def _ceil(n: int, size: int) -> int:
 def _power_of_two(n: int) -> int:
     """The least one that is not smaller."""
     return 1 << (n - 1).bit_length()
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU; Triton's interpreter is given a few."""
+    if device.type != "cuda":
+        return 4
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

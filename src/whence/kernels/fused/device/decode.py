@@ -7,7 +7,6 @@ is read once. The rows of its tile are the queries of all these heads, one head'
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.forward import attended, empty_softmax
 from whence.kernels.fused.device.tile import (
     Head,
@@ -19,12 +18,11 @@ from whence.kernels.fused.device.tile import (
     near_range,
     packed_row,
     rounding_residual,
-    sizes_of,
     whole_blocks,
 )
 
 
-@triton.jit(do_not_specialize=["share", *VARYING])
+@triton.jit(do_not_specialize=["share", "sizes"])
 def share_kernel(
     q,
     k,
@@ -35,12 +33,7 @@ def share_kernel(
     mass,
     sums,
     share,  # keys of a share
-    numbers,
-    n_q,
-    n_k,
-    q_start,
-    reach,
-    edge,
+    sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     CURVE_AT: tl.constexpr,  # the functions of a curve that the band is, or None
@@ -48,8 +41,8 @@ def share_kernel(
     COUNT: tl.constexpr,
 ):
     """One share of the keys (program 0) for one key head (program 1)."""
-    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
-    groups = KIND.GROUPS
+    n_q = sizes.n_q
+    groups = sizes.groups
     bkv = tl.program_id(1).to(tl.int64)
     n_kv = sizes.n_heads // groups
     b = bkv // n_kv
@@ -72,10 +65,9 @@ def share_kernel(
         band += b * bias.band_b + (h * bias.band_h)[:, None]
         near_reach = sizes.reach
         if CURVE_AT is not None:
-            first, second, third, count = parameters
             near_reach = sizes.n_k * 0
             for g in range(groups):
-                extent = CURVE_EXTENT(head_0 + g, sizes.reach, first, second, third, count, COUNT)
+                extent = CURVE_EXTENT(head_0 + g, sizes.reach, parameters, COUNT)
                 near_reach = tl.maximum(near_reach, extent)
         if KIND.EXTENT:  # that of the head that reaches farthest
             near_reach = tl.minimum(near_reach, tl.max(tl.load(bias.extent + h), 0))
@@ -97,12 +89,11 @@ def share_kernel(
     keys = share_range(share, near_reach, sizes, KIND, TILE)
     if CURVE_AT is not None:
         # The part of the band that this share's near tiles look up. All sequences write the same.
-        first, second, third, count = parameters
         for g in range(groups):
             of_head = bias.band + (head_0 + g) * bias.band_h + sizes.reach
             for start in range(keys.near_start - last, keys.near_stop - sizes.q_start, 128):
                 lag = start + tl.arange(0, 128)
-                cells = CURVE_AT(head_0 + g, lag, first, second, third, count, COUNT)
+                cells = CURVE_AT(head_0 + g, lag, sizes.reach, parameters, COUNT)
                 inside = (lag >= -sizes.reach) & (lag <= sizes.reach)
                 tl.store(of_head + lag, cells, mask=inside)
         tl.debug_barrier()  # the threads of this program look up what others of them wrote
@@ -141,23 +132,17 @@ def share_range(share, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr
     return Range(low, start, stop, high)
 
 
-@triton.jit(do_not_specialize=["shares", *VARYING])
+@triton.jit(do_not_specialize=["shares", "sizes"])
 def merge_kernel(
     sums,
     table,
     result,
     shares,
-    numbers,
-    n_q,
-    n_k,
-    q_start,
-    reach,
-    edge,
+    sizes,
     KIND: tl.constexpr,
     SHARES: tl.constexpr,  # a power of two
 ):
     """One query of one head (program 0): merges its shares and adds the value table's part."""
-    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bhq = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SHARES)
     d_v = tl.arange(0, KIND.BLOCK_DV)
