@@ -6,7 +6,6 @@ A plan that launches at once stands in for the one that records; Triton's interp
 import os
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +40,8 @@ def _poisoned():
 
 class Immediate:
     """A plan that does everything at once, with tensors for slots."""
+
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.launched: list[str] = []
@@ -86,20 +87,21 @@ def launched(
     **numbers: Any,
 ) -> tuple[Tensor, Any, list[str]]:
     """The output, the gradients of (out * weight).sum(), and the names of the kernels."""
-    from whence.kernels.fused.inputs import Inputs, Numbers, Tiles, Wanted
+    from whence.kernels.fused.inputs import Inputs, Numbers, Wanted
     from whence.kernels.fused.launch import backward, forward
+    from whence.kernels.fused.tiles import Tiles, TileSet
 
     plan, tiles = Immediate(), Tiles(16, 16, 1, 1)
     defaults = {"q_start": 0, "before": -1, "after": -1, "dropout": 0.0, "slopes": False}
     defaults |= {"scale": q.shape[-1] ** -0.5, "far": 0 if far is None else far.start}
     both = {**defaults, **numbers}
     parts = {name: None if x is None else x.detach() for name, x in inputs.items()}
-    call = (Inputs(**parts), Numbers(**both))
+    call = (Inputs(**parts), Numbers(**both), far)
     q, k, v = q.detach(), k.detach(), v.detach()
-    kept = forward(plan, q, k, v, *call, tiles, far, product, curve, processors=4)
+    kept = forward(plan, q, k, v, *call, tiles, product, curve)
     grads = backward(
-        *(plan, weight, q, k, v, kept, *call, tiles, tiles, 16, Wanted(*wanted)),
-        *(far, far_gradients, product, curve),
+        *(plan, weight, q, k, v, kept, *call, TileSet(tiles, tiles, tiles, 16)),
+        *(Wanted(*wanted), far_gradients, product, curve),
     )
     return kept.out, grads, plan.launched
 
@@ -147,6 +149,8 @@ def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
         bias = LagBias(inputs["band"], Line(), Line())
     if kind == "tails":
         inputs["tails"] = tails = leaf(4, *axes)
+        with torch.no_grad():
+            tails[1::2] *= slopes
         lines = [Line(tails[i], tails[i + 1] if slopes else None) for i in (0, 2)]
         bias = LagBias(inputs["band"], *lines)
     values = None
@@ -228,11 +232,9 @@ def test_a_product_s_factors_have_gradients(own: bool, per_head: bool, width: in
 
 @pytest.mark.parametrize("n_q", [1, 3, 40])
 def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from whence.kernels.fused import decoding
-    from whence.kernels.fused.device import curve
-    from whence.kernels.fused.inputs import CurveBand
+    from whence.kernels.fused import inputs
 
-    monkeypatch.setattr(decoding, "LEAST", 32)
+    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
     method = Tisa(4, kernels=3, start="released")
     q, k, v = leaf(1, 4, n_q, 16), leaf(1, 2, 40, 16), leaf(1, 2, 40, 16)
     parameters = list(method.parameters())
@@ -242,12 +244,7 @@ def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.Monke
     out, weight, wanted = defined(
         *(q, k, v, [q, k, v, *parameters]), bias=bias, causal=True, q_start=40 - n_q
     )
-    functions = SimpleNamespace(
-        at=curve.gaussians_at,
-        extent_of=curve.gaussians_extent,
-        gradient_kernel=curve.gaussians_gradient_kernel,
-    )
-    made = CurveBand(functions, reach, tuple(x.detach() for x in parameters))
+    made = inputs.CurveBand("gaussians", reach, [x.detach() for x in parameters])
     found, grads, kernels = launched(*(q, k, v, weight, {}), curve=made, after=0, q_start=40 - n_q)
     assert ("share_kernel" in kernels) == (n_q < 40)
     torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
@@ -260,9 +257,9 @@ def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.Monke
 def test_few_queries_share_out_the_keys(
     n_q: int, kind: str, by_token: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels.fused import decoding
+    from whence.kernels.fused import inputs as few
 
-    monkeypatch.setattr(decoding, "LEAST", 32)
+    monkeypatch.setattr(few, "MANY_KEYS", 32)
     q = leaf(1, n_q, 4, 16).transpose(1, 2) if by_token else leaf(1, 4, n_q, 16)
     k, v = leaf(1, 2, 67, 16), leaf(1, 2, 67, 24)
     axes = (1, 4, n_q) if kind == "per row" else (1, 4, 1)
