@@ -41,7 +41,9 @@ def planned(x: torch.Tensor, y: torch.Tensor | None) -> Any:
     first = plan.empty(x.shape, x.dtype)
     plan.launch(add_kernel, (1,), Pair(*vectors), first, x.shape[0], BLOCK=16)
     second = plan.zeros((4, x.shape[0]), x.dtype)
-    plan.launch(add_kernel, (1,), Pair(Vector(first, 1), Vector(first, 1)), second, x.shape[0], BLOCK=16)
+    plan.launch(
+        add_kernel, (1,), Pair(Vector(first, 1), Vector(first, 1)), second, x.shape[0], BLOCK=16
+    )
     total = plan.summed(second, (1, x.shape[0]))
     plan.returns(first, None, total, slots[0])
     return plan

@@ -21,7 +21,6 @@ from whence.kernels.fused.device.d_band import band_kernel, collect_kernel
 from whence.kernels.fused.device.d_keys import key_kernel
 from whence.kernels.fused.device.d_product import (
     BandGradient,
-    ProductSizes,
     product_gradient_kernel,
 )
 from whence.kernels.fused.device.d_queries import query_kernel
@@ -113,7 +112,7 @@ def forward(
         *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
         _product_group(q, product),
         result,
-        call.sizes,
+        *a.scalars(call.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
         KIND=call.kind,
@@ -175,7 +174,7 @@ def backward(
         *(call.bias, call.visible, call.seed, call.table, call.far),
         a.QueryGradients(d_q, d_band, d_tails),
         statistics,
-        call.sizes,
+        *a.scalars(call.sizes),
         warps=by_rows.warps,
         stages=by_rows.stages,
         KIND=call.kind,
@@ -197,7 +196,8 @@ def backward(
         *(call.q, call.k, call.v, d_rows, statistics),
         *(call.bias, call.visible, call.seed, call.far),
         a.KeyGradients(d_k, d_value),
-        call.sizes,
+        h // h_kv,
+        *a.scalars(call.sizes),
         warps=by_keys.warps,
         stages=by_keys.stages,
         KIND=call.kind,
@@ -246,7 +246,7 @@ def _decode(
         (count, b * h_kv),
         *(call.q, call.k, call.v, call.bias, call.visible),
         _parameters(() if curve is None else curve.parameters),
-        *(result.mass, sums, share, call.sizes),
+        *(result.mass, sums, share, *a.scalars(call.sizes)),
         stages=tile.stages,
         KIND=call.kind,
         TILE=a.Tile(FEW_ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
@@ -255,7 +255,7 @@ def _decode(
     plan.launch(
         merge_kernel,
         (b * h * n_q,),
-        *(sums, call.table, result, count, call.sizes),
+        *(sums, call.table, result, count, *a.scalars(call.sizes)),
         KIND=call.kind,
         SHARES=_power_of_two(count),
     )
@@ -298,7 +298,7 @@ def _laid_out(
         plan.launch(
             row_layout_kernel,
             (_ceil(n_q, 32), b * h),
-            *(band, given.bias, given.sizes),
+            *(band, given.bias, *a.scalars(given.sizes)),
             KIND=given.kind,
             ROWS=32,
             BLOCK=min(64, _power_of_two(2 * reach + 3)),
@@ -312,7 +312,7 @@ def _laid_out(
         head_layout_kernel,
         (_ceil(width, 1024), batches * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
-        given.sizes._replace(n_heads=heads, edge=width // 2),
+        *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
         KIND=given.kind,
         BLOCK=1024,
         BASE_2=base_2,
@@ -374,7 +374,6 @@ def _shared_band(
     room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
     first = (sizes.q_start - sizes.reach) // block
     last = (sizes.q_start + sizes.reach) // block
-    shares = a.Shares(room, parts, n_batch // batches, first)
     sums = plan.empty((batches, h, room, 2, block), torch.float32)
     d_band = plan.empty((batches, h, 1, 2 * sizes.reach + 1), torch.float32)
     even = sizes.n_q % block == 0 and sizes.n_k % block == 0
@@ -382,7 +381,8 @@ def _shared_band(
         band_kernel,
         (slots, parts, batches * h),
         *(call.q, call.k, call.v, d_rows, statistics),
-        *(call.bias, call.visible, call.seed, sums, shares, sizes),
+        *(call.bias, call.visible, call.seed, sums),
+        *(room, n_batch // batches, *a.scalars(sizes)),
         stages=2,
         side=side,
         KIND=kind,
@@ -391,7 +391,7 @@ def _shared_band(
     plan.launch(
         collect_kernel,
         (last - first + 1, batches * h),
-        *(sums, d_band, call.bias.extent, shares, sizes),
+        *(sums, d_band, call.bias.extent, room, first, parts, *a.scalars(sizes)),
         side=side,
         KIND=kind,
         BLOCK=block,
@@ -476,7 +476,7 @@ def _product_gradient(
         product_gradient_kernel,
         (runs, b * h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
         *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        ProductSizes(h, n_q, width, steps, scale),
+        *(h, n_q, width, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
         D=d,
         PIECE=piece,
@@ -536,13 +536,12 @@ def _call(
         EXACT=exact,
     )
     sizes = a.Sizes(
-        n_heads=h,
-        groups=h // h_kv,
         n_q=n_q,
         n_k=n_k,
         q_start=numbers.q_start,
         reach=0 if shape is None else shape[-1] // 2,
         edge=0 if band is None else band.shape[-1] // 2,
+        n_heads=h,
         value_reach=0 if table is None else table.shape[1] // 2,
         before=numbers.before,
         after=numbers.after,

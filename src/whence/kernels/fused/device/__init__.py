@@ -41,8 +41,8 @@ the shares.
 
 **Arguments** come in groups (arguments.py): NamedTuples, which Triton takes as they are. `KIND`,
 one constant object for all kernels of a call, holds head sizes and flags; `TILE` holds the sizes of
-one kernel's tiles; `sizes` holds the numbers of the call, which the compiler does not look at, so
-that a new length compiles nothing. A field of a constant NamedTuple is a plain number inside a
-kernel, and Triton 3.6 wants constants in the shape of a tile: hence lines such as `ROWS:
-tl.constexpr = TILE.ROWS`.
+one kernel's tiles. Lengths are scalars, not part of a group: Triton compiles a kernel anew when a
+number in a tuple becomes 1 or a multiple of 16, and only of scalars can it be told not to. A field
+of a constant NamedTuple is a plain number inside a kernel, and Triton 3.6 wants constants in the
+shape of a tile: hence lines such as `ROWS: tl.constexpr = TILE.ROWS`.
 """

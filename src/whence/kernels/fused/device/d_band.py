@@ -9,6 +9,7 @@ visited.
 import triton
 import triton.language as tl
 
+from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.d_logits import MassGradient, Queries, tile_gradient
 from whence.kernels.fused.device.tile import (
     Place,
@@ -18,6 +19,7 @@ from whence.kernels.fused.device.tile import (
     head_rows,
     load_rows,
     load_tails,
+    sizes_of,
 )
 
 
@@ -45,12 +47,12 @@ def visited(extent, h, sizes, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def parts_of(low, high, shares):
+def parts_of(low, high, most, room):
     """Into how many shares each of these block-diagonals is cut, given the room for all of them."""
-    return tl.minimum(shares.most, tl.maximum(shares.room // tl.maximum(high - low + 1, 1), 1))
+    return tl.minimum(most, tl.maximum(room // tl.maximum(high - low + 1, 1), 1))
 
 
-@triton.jit(do_not_specialize=["shares", "sizes"])
+@triton.jit(do_not_specialize=["room", *VARYING])
 def band_kernel(
     q,
     k,
@@ -61,21 +63,27 @@ def band_kernel(
     visible,
     seed,
     sums,  # float32 [batches of the band, heads, room, 2, block]
-    shares,
-    sizes,
+    room,  # for shares of a head
+    batches,  # sequences of one program: all of them where they share the band, else one
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,  # as many rows as keys
 ):
     """A share (program 1) of every n-th block-diagonal (program 0) of one head (program 2)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     BLOCK: tl.constexpr = TILE.ROWS
     bh = tl.program_id(2).to(tl.int64)
     h = bh % sizes.n_heads
-    batches = shares.batches
     first_batch = (bh // sizes.n_heads) * batches
     row_blocks = (sizes.n_q + BLOCK - 1) // BLOCK
     key_blocks = (sizes.n_k + BLOCK - 1) // BLOCK
     low, high = visited(bias.extent, h, sizes, KIND, BLOCK)
-    parts = parts_of(low, high, shares)
+    parts = parts_of(low, high, tl.num_programs(1), room)
     if tl.program_id(1) >= parts:
         return
     r = tl.arange(0, BLOCK)
@@ -135,34 +143,42 @@ def band_kernel(
         turned = tl.gather(total, wrap % BLOCK, 1)
         upper = tl.sum(tl.where(wrap < BLOCK, turned, 0.0), 0)
         lower = tl.sum(tl.where(wrap < BLOCK, 0.0, turned), 0)
-        index = bh * shares.room + (diagonal - low) * parts + tl.program_id(1)
+        index = bh * room + (diagonal - low) * parts + tl.program_id(1)
         out = sums + index * (2 * BLOCK)
         tl.store(out + r, upper)
         tl.store(out + BLOCK + r, lower)
 
 
-@triton.jit(do_not_specialize=["shares", "sizes"])
+@triton.jit(do_not_specialize=["room", "first", "most", *VARYING])
 def collect_kernel(
     sums,
     d_band,  # float32 [batches of the band, heads, 2 * reach + 1]
     extent,
-    shares,
-    sizes,
+    room,
+    first,  # the block-diagonal whose lags program 0 collects
+    most,  # shares of a block-diagonal
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One block of lags (program 0) of one head, from the two block-diagonals that hold them."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
-    diagonal = shares.first + tl.program_id(0)
+    diagonal = first + tl.program_id(0)
     low, high = visited(extent, bh % sizes.n_heads, sizes, KIND, BLOCK)
-    parts = parts_of(low, high, shares)
+    parts = parts_of(low, high, most, room)
     t = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for part in range(0, parts):
         for STEP in tl.static_range(2):
             at = diagonal + STEP
             lane = at + 0 * t
-            index = bh * shares.room + (at - low) * parts + part
+            index = bh * room + (at - low) * parts + part
             place = index * (2 * BLOCK) + STEP * BLOCK + t
             total += tl.load(sums + place, mask=(lane >= low) & (lane <= high), other=0.0)
     reach = sizes.reach

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.arguments import Rows
+from whence.kernels.fused.device.arguments import VARYING, Rows
 from whence.kernels.fused.device.d_logits import MassGradient, Queries, tile_gradient
 from whence.kernels.fused.device.tile import (
     Head,
@@ -20,6 +20,7 @@ from whence.kernels.fused.device.tile import (
     near_range,
     near_reach_of,
     packed_row,
+    sizes_of,
     whole_blocks,
 )
 
@@ -48,9 +49,10 @@ class QueryHead(NamedTuple):
     tails: Any  # Tails of the head; of the rows they are loaded with each tile
     b: Any
     h: Any
+    groups: Any  # query heads of one key head
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=["groups", *VARYING])
 def key_kernel(
     q,
     k,
@@ -62,17 +64,24 @@ def key_kernel(
     seed,
     far,
     gradients,
-    sizes,  # its `groups` is unknown to the compiler, which would unroll a loop of one
+    groups,  # unknown to the compiler: it would unroll a loop of one, and serialise the products
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,  # NEAR counts rows
 ):
     """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     BLOCK: tl.constexpr = TILE.KEYS
     WIDTH: tl.constexpr = KIND.BLOCK_D
     WIDTH_V: tl.constexpr = KIND.BLOCK_DV
     block = tl.program_id(0)
     bkv = tl.program_id(1).to(tl.int64)
-    n_kv = sizes.n_heads // sizes.groups
+    n_kv = sizes.n_heads // groups
     b = bkv // n_kv
     h_kv = bkv % n_kv
     cols = block * BLOCK + tl.arange(0, BLOCK)
@@ -97,8 +106,8 @@ def key_kernel(
     d_k = tl.zeros([BLOCK, WIDTH], dtype=tl.float32)
     d_value = tl.zeros([BLOCK, WIDTH_V], dtype=tl.float32)
     keys = KeyBlock(k_tile, v_tile, block * BLOCK)
-    for g in range(0, sizes.groups):
-        h = h_kv * sizes.groups + g
+    for g in range(0, groups):
+        h = h_kv * groups + g
         near_reach = near_reach_of(bias, h, sizes, KIND)
         near_start, near_stop = near_range(first, last, near_reach, low, high, TILE.ROWS)
         rows = Range(low, near_start, near_stop, high)
@@ -106,7 +115,7 @@ def key_kernel(
         tails = head.tails
         if not KIND.PER_ROW:
             tails = load_tails(bias, b, h, 0, True, KIND)
-        queries = QueryHead(head_rows(q, b, h), head_rows(d_out, b, h), head, tails, b, h)
+        queries = QueryHead(head_rows(q, b, h), head_rows(d_out, b, h), head, tails, b, h, groups)
         for STEP in tl.static_range(3):
             # The rows before come first; these keys lie far to their right.
             if STEP == 1 or not (KIND.FAR or (KIND.CAUSAL and STEP == 0)):
@@ -166,7 +175,7 @@ def summed_rows(
         start, stop = rows.low, rows.near_start
     pairs = statistics.lse_delta + bh * sizes.n_q * 2
     if PREPARED:  # the query kernel put the constants of the tails and of the table's ends in
-        count = (tl.num_programs(1) * sizes.groups).to(tl.int64) * sizes.n_q
+        count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
         pairs = statistics.far_lse_delta + ((REGION // 2) * count + bh * sizes.n_q) * 2
     r = tl.arange(0, BLOCK)
     c = tl.arange(0, TILE.KEYS)[:, None]

@@ -19,16 +19,6 @@ class BandGradient(NamedTuple):
     d_tails: Any  # None if the tails are no ends of the band, or have no gradient
 
 
-class ProductSizes(NamedTuple):
-    """The numbers of a product; the compiler does not specialise on them."""
-
-    n_heads: Any
-    n_q: Any
-    width: Any  # lags
-    steps: Any  # blocks of rows of one program
-    scale: Any
-
-
 @triton.jit
 def leading_digits(x):
     """float32 cut to the digits that tensor cores read.
@@ -40,18 +30,17 @@ def leading_digits(x):
 
 
 @triton.jit
-def gradient_tile(gradient, bh, row, lag, sizes):
+def gradient_tile(gradient, bh, row, lag, n_q, width):
     """A tile of the band's gradient, with those of the tails added at its ends."""
-    width = sizes.width
-    cell = bh * sizes.n_q + row.to(tl.int64)
-    there = row < sizes.n_q
+    cell = bh * n_q + row.to(tl.int64)
+    there = row < n_q
     d_band = tl.load(
         gradient.d_band + cell[:, None] * width + lag[None, :],
         mask=there[:, None] & (lag < width)[None, :],
         other=0.0,
     )
     if gradient.d_tails is not None:
-        kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
+        kind = tl.num_programs(1).to(tl.int64) * n_q
         left = tl.load(gradient.d_tails + cell, mask=there, other=0.0)
         right = tl.load(gradient.d_tails + 2 * kind + cell, mask=there, other=0.0)
         d_band += tl.where(lag[None, :] == 0, left[:, None], 0.0)
@@ -59,14 +48,18 @@ def gradient_tile(gradient, bh, row, lag, sizes):
     return d_band
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=["n_q", "width", "steps"])
 def product_gradient_kernel(
     gradient,
     query,
     table,
     d_query,  # its address is None if it is not wanted
     sums,  # float32 [b, runs, h, lag, d]: d_table of every run of rows; None if it is not wanted
-    sizes,
+    n_heads,
+    n_q,
+    width,  # lags
+    steps,  # blocks of rows of one program
+    scale,
     D: tl.constexpr,
     PIECE: tl.constexpr,  # columns of the head of one program
     ROWS: tl.constexpr,
@@ -80,8 +73,8 @@ def product_gradient_kernel(
     The programs of the first lags take all lags of d_query.
     """
     bh = tl.program_id(1).to(tl.int64)
-    b = bh // sizes.n_heads
-    h = bh % sizes.n_heads
+    b = bh // n_heads
+    h = bh % n_heads
     PIECES: tl.constexpr = (D + PIECE - 1) // PIECE
     lag_block = tl.program_id(2) // PIECES
     d = (tl.program_id(2) % PIECES) * PIECE + tl.arange(0, PIECE)
@@ -93,12 +86,12 @@ def product_gradient_kernel(
         target = head_rows(d_query, b, h).ptr + d[None, :]
         factor = table.ptr + h * table.stride_h + d[None, :]
         if WHOLE:
-            on_table = (lag < sizes.width)[:, None] & on_d
+            on_table = (lag < width)[:, None] & on_d
             vectors = tl.load(factor + lag[:, None] * D, mask=on_table, other=0.0)
-    for step in tl.range(0, sizes.steps, num_stages=1):
-        row = (tl.program_id(0) * sizes.steps + step) * ROWS + tl.arange(0, ROWS)
-        there = (row < sizes.n_q)[:, None] & on_d
-        d_band = gradient_tile(gradient, bh, row, lag, sizes)
+    for step in tl.range(0, steps, num_stages=1):
+        row = (tl.program_id(0) * steps + step) * ROWS + tl.arange(0, ROWS)
+        there = (row < n_q)[:, None] & on_d
+        d_band = gradient_tile(gradient, bh, row, lag, n_q, width)
         whole = d_band
         if sums is not None:
             place = source + row.to(tl.int64)[:, None] * query.stride_n
@@ -115,18 +108,18 @@ def product_gradient_kernel(
                 if WHOLE:
                     d_rows = tl.dot(whole, vectors, d_rows, input_precision=PRECISION)
                 else:
-                    for start in tl.range(0, sizes.width, LAGS, num_stages=1):
+                    for start in tl.range(0, width, LAGS, num_stages=1):
                         each = start + tl.arange(0, LAGS)
-                        d_each = gradient_tile(gradient, bh, row, each, sizes)
-                        on_table = (each < sizes.width)[:, None] & on_d
+                        d_each = gradient_tile(gradient, bh, row, each, n_q, width)
+                        on_table = (each < width)[:, None] & on_d
                         part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
                         d_rows = tl.dot(d_each, part, d_rows, input_precision=PRECISION)
-                d_rows *= sizes.scale
+                d_rows *= scale
                 if ADDED:
                     d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)
                 tl.store(cells, d_rows.to(d_query.ptr.dtype.element_ty), mask=there)
     if sums is not None:
-        run = (b * tl.num_programs(0) + tl.program_id(0)) * sizes.n_heads + h
-        out = sums + run * sizes.width * D
-        on_part = (lag < sizes.width)[:, None] & on_d
-        tl.store(out + lag[:, None] * D + d[None, :], total * sizes.scale, mask=on_part)
+        run = (b * tl.num_programs(0) + tl.program_id(0)) * n_heads + h
+        out = sums + run * width * D
+        on_part = (lag < width)[:, None] & on_d
+        tl.store(out + lag[:, None] * D + d[None, :], total * scale, mask=on_part)

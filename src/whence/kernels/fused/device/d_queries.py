@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.arguments import QueryGradients
+from whence.kernels.fused.device.arguments import VARYING, QueryGradients
 from whence.kernels.fused.device.d_logits import MassGradient, Queries, tile_gradient
 from whence.kernels.fused.device.forward import far_state
 from whence.kernels.fused.device.tile import (
@@ -23,6 +23,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     region_of,
+    sizes_of,
     skewed,
     within,
 )
@@ -44,7 +45,7 @@ class RowSums(NamedTuple):
     right_distance: Any
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def query_kernel(
     q,
     k,
@@ -58,7 +59,12 @@ def query_kernel(
     far,
     gradients,
     statistics,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -66,6 +72,7 @@ def query_kernel(
 
     It also writes the row statistics that the kernels after it read.
     """
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
     # With a plain kernel for the far keys, the sum over a whole row is known only with its tails.

@@ -7,6 +7,7 @@ is read once. The rows of its tile are the queries of all these heads, one head'
 import triton
 import triton.language as tl
 
+from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.forward import attended, empty_softmax
 from whence.kernels.fused.device.tile import (
     Head,
@@ -18,11 +19,12 @@ from whence.kernels.fused.device.tile import (
     near_range,
     packed_row,
     rounding_residual,
+    sizes_of,
     whole_blocks,
 )
 
 
-@triton.jit(do_not_specialize=["share", "sizes"])
+@triton.jit(do_not_specialize=["share", *VARYING])
 def share_kernel(
     q,
     k,
@@ -33,7 +35,12 @@ def share_kernel(
     mass,
     sums,
     share,  # keys of a share
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     CURVE_AT: tl.constexpr,  # the functions of a curve that the band is, or None
@@ -41,8 +48,8 @@ def share_kernel(
     COUNT: tl.constexpr,
 ):
     """One share of the keys (program 0) for one key head (program 1)."""
-    n_q = sizes.n_q
-    groups = sizes.groups
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    groups = KIND.GROUPS
     bkv = tl.program_id(1).to(tl.int64)
     n_kv = sizes.n_heads // groups
     b = bkv // n_kv
@@ -132,17 +139,23 @@ def share_range(share, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr
     return Range(low, start, stop, high)
 
 
-@triton.jit(do_not_specialize=["shares", "sizes"])
+@triton.jit(do_not_specialize=["shares", *VARYING])
 def merge_kernel(
     sums,
     table,
     result,
     shares,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     SHARES: tl.constexpr,  # a power of two
 ):
     """One query of one head (program 0): merges its shares and adds the value table's part."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bhq = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SHARES)
     d_v = tl.arange(0, KIND.BLOCK_DV)

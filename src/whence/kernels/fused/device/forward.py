@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     LOG2E,
     Place,
@@ -25,6 +26,7 @@ from whence.kernels.fused.device.tile import (
     packed_row,
     region_of,
     rounding_residual,
+    sizes_of,
     skewed,
     visible_cells,
     within,
@@ -51,7 +53,7 @@ class FarState(NamedTuple):
     lse_right: Any
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def forward_kernel(
     q,
     k,
@@ -63,12 +65,18 @@ def forward_kernel(
     far,
     product,
     result,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
 ):
     """One block of query rows (program 0) of one head (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)

@@ -8,15 +8,21 @@ on each side, where it holds the constant of the tail; the look-up is clipped to
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.tile import LOG2E
+from whence.kernels.fused.device.arguments import VARYING
+from whence.kernels.fused.device.tile import LOG2E, sizes_of
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def head_layout_kernel(
     laid_out,  # float32 [b, h, 2 * edge + 1]
     bias,  # the band as the caller gave it; of a curve, its extent and tails are written
     parameters,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     BASE_2: tl.constexpr,  # lay it out; else write what a caller would have given (decoding)
@@ -26,11 +32,10 @@ def head_layout_kernel(
     COUNT: tl.constexpr,
 ):
     """One block of lags (program 0) of one head of one sequence (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
-    edge = sizes.edge
-    reach = sizes.reach
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lag = place - edge
     inside = (lag >= -reach) & (lag <= reach)
@@ -76,16 +81,22 @@ def head_layout_kernel(
     tl.store(laid_out + bh * (2 * edge + 1) + place, cells, mask=place <= 2 * edge)
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def row_layout_kernel(
     laid_out,  # float32 [b, h, q, 2 * reach + 3]
     bias,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One block of rows (program 0) of one head of one sequence (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads

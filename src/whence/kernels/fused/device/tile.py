@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.arguments import Rows
+from whence.kernels.fused.device.arguments import Rows, Sizes
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # The rounding residual of the output is stored times this, above float16's subnormal numbers.
@@ -70,6 +70,25 @@ class Range(NamedTuple):
     near_start: Any
     near_stop: Any
     high: Any
+
+
+@triton.jit
+def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
+    """All numbers of a call in one group."""
+    return Sizes(
+        n_q,
+        n_k,
+        q_start,
+        reach,
+        edge,
+        numbers.n_heads,
+        numbers.value_reach,
+        numbers.before,
+        numbers.after,
+        numbers.far_start,
+        numbers.scale,
+        numbers.dropout,
+    )
 
 
 @triton.jit
