@@ -10,10 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lm_settings import assert_same_numbers, flags, text_file, tiny
-from test_lm_killed import same
-from test_lm_report import job as made
-from test_lm_report import results
+from lm_jobs import job as made
+from lm_jobs import results
+from lm_settings import assert_same_numbers, flags, same, text_file, tiny
 from whence.analysis.language import Job, Language, Tuning
 from whence.cli.root import app
 from whence.experiments import LMConfig, best_rate, run_lm, run_one

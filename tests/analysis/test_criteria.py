@@ -19,7 +19,7 @@ from whence.lag import DenseBias, LagBias, Line
 from whence.method import PositionMethod
 from whence.methods import METHODS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # In the order of CRITERIA; where theory is silent, or the answer a matter of degree, a dot.
 KNOWN = {

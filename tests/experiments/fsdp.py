@@ -1,4 +1,4 @@
-"""`whence lm --fsdp` in one of two gloo processes, killed and run again: by test_lm_fsdp.py.
+"""`whence lm --fsdp` in one of two gloo processes, killed and run again: by test_fsdp.py.
 
 accelerate takes its FSDP path for GPUs alone. Here it is told that these processes have some, so
 that everything but the device is what GPUs would run: sharding, gathering, checkpoints, resuming.

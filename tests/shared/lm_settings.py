@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from whence.analysis.language import Job
+from whence.analysis.language import Job, Language
 from whence.analysis.pieces import sample
 from whence.experiments import LMConfig
 
@@ -72,3 +72,9 @@ def assert_same_numbers(ours: Job, theirs: Job) -> None:
             for when in ("before", "after"):
                 a, b = (torch.from_numpy(getattr(view, when)) for view in (v, w))
                 torch.testing.assert_close(a, b, **exact)
+
+
+def same(ours: Language, theirs: Language) -> None:
+    """The numbers of every job, bit for bit."""
+    for a, b in zip(ours.jobs, theirs.jobs, strict=True):
+        assert_same_numbers(a, b)

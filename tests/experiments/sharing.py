@@ -1,4 +1,4 @@
-"""Three processes run the same two jobs in one folder at a time: run by test_lm_shared.py.
+"""Three processes run the same two jobs in one folder at a time: run by test_sharing.py.
 
 It prints what was done, so that whatever is done twice is seen twice.
 """

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from lm_settings import assert_same_numbers, text_file, tiny
+from lm_jobs import job, results
+from lm_settings import assert_same_numbers, same, text_file, tiny
 from processes import run
-from test_lm_killed import TESTS, same
-from test_lm_report import job, results
 from whence.analysis.language import Language, ranked
 from whence.experiments import run_lm, run_one
 from whence.experiments.folder import job_folder
@@ -18,12 +17,14 @@ from whence.experiments.training import OutOfTimeError
 from whence.report.lm_page import make_lm_page
 from whence.report.lm_table import formatted
 
+SCRIPT = Path(__file__).resolve().with_name("sharing.py")
+
 
 def test_processes_that_share_a_folder_run_each_job_once_with_the_numbers_of_one(
     tmp_path: Path,
 ) -> None:
     text_file(tmp_path)
-    done = run(str(TESTS / "lm_sharing.py"), str(tmp_path), folder=tmp_path)
+    done = run(str(SCRIPT), str(tmp_path), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(done.stdout.split()) == ["rope", "tisa", "tokenizer"]  # each done by one of three
     alone, shared = (Language.load(tmp_path / name / "lm.json") for name in ("alone", "shared"))

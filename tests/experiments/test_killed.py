@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm_settings import assert_same_numbers, flags, text_file, tiny
+from lm_settings import assert_same_numbers, flags, same, text_file, tiny
 from processes import free_port, run, run_two
 from whence.analysis.language import Job, Language
 from whence.experiments import run_lm
 from whence.experiments.checkpoints import mark_whole
 from whence.experiments.training import OutOfTimeError
 
-TESTS = Path(__file__).resolve().parent
+SCRIPT = Path(__file__).resolve().with_name("killed.py")
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +23,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # sums of two threads come out in another order
 
 
-def same(ours: Language, theirs: Language) -> None:
-    for a, b in zip(ours.jobs, theirs.jobs, strict=True):
-        assert_same_numbers(a, b)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_run_killed_five_times_ends_with_the_numbers_of_one_that_was_not(tmp_path: Path) -> None:
     text_file(tmp_path)
     seed = time.time_ns() % 10_000
-    done = run(str(TESTS / "lm_killed.py"), str(tmp_path), str(seed), folder=tmp_path)
+    done = run(str(SCRIPT), str(tmp_path), str(seed), folder=tmp_path)
     assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
     assert "killed 5 times" in done.stdout
     whole, killed = (Language.load(tmp_path / name / "lm.json") for name in ("whole", "killed"))

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="needs torch.distributed with gloo",
 )
-SCRIPT = Path(__file__).with_name("models_parallel.py")
+SCRIPT = Path(__file__).with_name("parallel.py")
 
 
 def equal(cases: list[str], folder: Path) -> list[str]:

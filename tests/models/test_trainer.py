@@ -22,7 +22,7 @@ from whence.models import (
     WhenceSeq2SeqConfig,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def trainer(model: Any, data: list[Any], folder: Path, **more: Any) -> Trainer:

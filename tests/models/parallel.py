@@ -1,4 +1,4 @@
-"""One process of several: run by test_models_parallel.py, once for each rank, over gloo."""
+"""One process of several: run by test_parallel.py, once for each rank, over gloo."""
 
 import copy
 import os

@@ -13,7 +13,7 @@ from tables import lm
 from tables.stored import Stored
 from whence.analysis.language import EMPTY, SCRATCH, SLIDING, Job, Language, LengthLoss
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STORED = Stored(ROOT)
 OURS = {name: make for name, make in TABLES.items() if make.__module__ == lm.__name__}
 STUDENT = 4.302653  # the 97.5 % point with two degrees of freedom

@@ -6,7 +6,7 @@ from pathlib import Path
 import processes
 from whence.hf import attached, from_pretrained
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(script: str, folder: Path, *arguments: str) -> str:

@@ -24,9 +24,8 @@ from whence.distill.rows import move_rows
 from whence.distill.sequences import Sequences, read_sequences
 from whence.distill.tuning import Apart, tune
 from whence.hf import attached, from_pretrained
+from words import TEXT, WORDS, with_tokenizer
 
-WORDS = "the name of a function and the value of a list or set that one may call with many words"
-TEXT = "\n".join(" ".join(np.roll(WORDS.split(), i)[: 5 + i % 9]) for i in range(40))
 ONE = Plan(to="tisa:kernels=1")
 
 
@@ -34,24 +33,6 @@ ONE = Plan(to="tisa:kernels=1")
 def _quiet() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-
-
-def with_tokenizer(folder: Path) -> Path:
-    """A tokenizer of whole words with [CLS] and [SEP] around, beside a model."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
-    special |= {"sep_token": "[SEP]"}
-    ids = {word: i for i, word in enumerate([*special.values(), *dict.fromkeys(WORDS.split())])}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=24, **special)
-    fast.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

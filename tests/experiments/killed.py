@@ -1,4 +1,4 @@
-"""Runs a comparison in children that it kills with SIGKILL: run by test_lm_killed.py.
+"""Runs a comparison in children that it kills with SIGKILL: run by test_killed.py.
 
 Children are forked from a process that has imported everything and computed nothing, so that a
 kill costs a second and not the start of a Python.

@@ -8,10 +8,11 @@ import torch
 
 from lm_settings import flags, text_file, tiny
 from processes import free_port, run_two
-from test_lm_killed import TESTS
 from whence.analysis.language import Language
 from whence.experiments import run_lm
 from whence.experiments.training import check_fsdp
+
+SCRIPT = Path(__file__).resolve().with_name("fsdp.py")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes would take one GPU")
@@ -22,7 +23,7 @@ def test_two_processes_under_fsdp_have_the_loss_curve_of_one_though_they_were_ki
         pytest.skip("needs torch.distributed with gloo")
     config = tiny(text_file(tmp_path), ("tisa+learned",))
     one = run_lm(config, tmp_path / "one").jobs[0]
-    command = [str(TESTS / "lm_fsdp.py"), ",".join((free_port(), free_port())), "lm"]
+    command = [str(SCRIPT), ",".join((free_port(), free_port())), "lm"]
     command += [*flags(config), "--fsdp", "--keep-models", "--out", str(tmp_path / "two")]
     ends = run_two(*command, folder=tmp_path, MASTER_ADDR="127.0.0.1")
     for end in ends:
