@@ -1,10 +1,30 @@
 """What only a GPU can show: the real kernels, the compiler, CUDA graphs, bitwise repetition."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
+from five_calls import (
+    CASES,
+    DECODING,
+    Case,
+    Found,
+    Gradients,
+    Sizes,
+    errors_beyond,
+    fill_free_gpu_memory_with_nan,
+    five_calls,
+    five_steps,
+    gradients_of,
+    nan_in_empty_memory,
+)
+from shaking import shake
 from whence import LagBias, LagValues, Line, Mask, attend, build, explain
+from whence.nn import MultiheadAttention
 
+__all__ = ["nan_in_empty_memory"]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -171,8 +191,6 @@ def test_a_tensor_on_the_cpu_is_refused_also_by_a_kernel_that_ran_before() -> No
 def test_autocast_and_activation_checkpointing_work() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    from whence.nn import MultiheadAttention
-
     layer = MultiheadAttention(256, 4, batch_first=True, position="tisa").cuda()
     x = torch.randn(2, 100, 256, device="cuda", requires_grad=True)
     grads = []
@@ -260,3 +278,112 @@ def test_decoding_steps_equal_the_definition(spec: str, n_q: int) -> None:
         for dtype, name in ((torch.bfloat16, "fused"), (torch.float32, "reference"))
     )
     torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=1e-2)
+
+
+LENGTHS = (16, 64, 128, 200, 512, 2048)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_the_first_and_the_fifth_call_are_as_exact_as_pytorch(case: str, n: int) -> None:
+    if CASES[case].dropout and n > 256:
+        pytest.skip("no kernels for values of more than 256 numbers, which show what dropout keeps")
+    sizes = Sizes(n)
+    outcomes = five_calls(CASES[case], sizes, between=fill_free_gpu_memory_with_nan)
+    assert errors_beyond(outcomes, sizes.dtype) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("case", ["tisa", "shaw causal", "alibi causal in groups", "t5 packed"])
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_so_they_are_in_other_dtypes(case: str, dtype: torch.dtype) -> None:
+    sizes = Sizes(200, dtype=dtype)
+    outcomes = five_calls(CASES[case], sizes, between=fill_free_gpu_memory_with_nan)
+    assert errors_beyond(outcomes, dtype) == {}
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("case", DECODING)
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_so_they_are_for_the_last_queries_of_a_cache(case: str, n: int) -> None:
+    sizes = Sizes(n)
+    outcomes = five_calls(DECODING[case], sizes, between=fill_free_gpu_memory_with_nan)
+    assert errors_beyond(outcomes, sizes.dtype) == {}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", ["tisa:reach=100", "t5", "shaw:clip=16"])
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_so_they_are_where_a_plain_kernel_takes_the_far_keys(spec: str, causal: bool) -> None:
+    sizes = Sizes(4096, batch=1, heads=2)
+    q = torch.zeros(1, 2, 4096, 64, device="cuda", dtype=sizes.dtype)
+    pos = torch.arange(4096, device="cuda")
+    method = build(spec, n_heads=2, d_head=64, causal=causal).cuda()
+    bias, values = method.score_term(q, pos, pos), method.value_term(pos, pos)
+    assert "split" in str(explain(q, q, q, bias=bias, values=values, causal=causal))
+    outcomes = five_calls(Case(spec, causal=causal), sizes, between=fill_free_gpu_memory_with_nan)
+    assert errors_beyond(outcomes, sizes.dtype) == {}
+
+
+@pytest.mark.parametrize("how", ["default", "reduce-overhead", "a CUDA graph"])
+@pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "shaw", "kerple"])
+def test_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
+    spec: str, how: str
+) -> None:
+    torch.compiler.reset()
+    layer = MultiheadAttention(256, 4, batch_first=True, position=spec, backend="fused").cuda()
+    shake(layer, 0.02)
+
+    def forward(x: Tensor) -> Tensor:
+        return layer(x, x, x, need_weights=False)[0]
+
+    def in_half(forward: Callable[[Tensor], Tensor]) -> Gradients:
+        def step(x: Tensor) -> Found:
+            # Without a cache: what a graph has captured must cast the weights again.
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                return gradients_of(layer, forward, x)
+
+        return step
+
+    def draw() -> Tensor:
+        fill_free_gpu_memory_with_nan()
+        return torch.randn(2, 200, 256, device="cuda")
+
+    if how == "a CUDA graph":
+        ours = captured(in_half(forward), draw())
+    else:
+        compiled = in_half(torch.compile(forward, mode=how))
+
+        def ours(x: Tensor) -> Found:
+            torch.compiler.cudagraph_mark_step_begin()
+            return {name: g.clone() for name, g in compiled(x).items()}
+
+    outcomes = five_steps(
+        ours=ours,
+        plain=in_half(forward),
+        truth=lambda x: gradients_of(layer, forward, x),
+        draw=draw,
+    )
+    assert errors_beyond(outcomes, torch.bfloat16) == {}
+
+
+def captured(step: Gradients, x: Tensor) -> Gradients:
+    """The step as a CUDA graph, which reads its input from one place and is played again."""
+    place = x.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(place)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(place)
+
+    def played(x: Tensor) -> Found:
+        place.copy_(x)
+        graph.replay()
+        return {name: g.clone() for name, g in found.items()}
+
+    return played

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from five_calls import DECODING, Sizes, errors_beyond, five_calls, nan_in_empty_memory
 from whence import LagBias, LagValues, Line, Mask, attend, build
 
+__all__ = ["nan_in_empty_memory"]
 pytestmark = [
     pytest.mark.triton,
     # A cell out of sight may have any logit; its weight is made 0 after exp2.
@@ -164,3 +166,16 @@ def test_without_gradients_a_share_makes_its_own_part_of_a_curve(
                 )
             torch.testing.assert_close(found, wanted)
     assert given == [True, None, False, None] * 2
+
+
+QUICK = ("tisa for 3 of a cache", "shaw:clip=3 for 1 of a cache")  # the rest have simpler bands
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in DECODING],
+)
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_the_first_and_the_fifth_call_are_as_exact_as_pytorch(case: str) -> None:
+    sizes = Sizes(40, batch=1, heads=2, d_head=16, dtype=torch.float32, device="cpu")
+    assert errors_beyond(five_calls(DECODING[case], sizes), sizes.dtype) == {}

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from five_calls import Case, Sizes, errors_beyond, five_calls, nan_in_empty_memory
 from shaking import gains
 from whence import LagBias, LagValues, Line, attend, build, explain
 from whence.kernels import strategy
 
+__all__ = ["nan_in_empty_memory"]
 pytestmark = pytest.mark.triton
 
 
@@ -137,3 +139,13 @@ def test_a_scale_of_zero_stays_in_one_pass() -> None:
     q, k, v = (leaf(1, 2, 40, 16) for _ in range(3))
     bias = LagBias(leaf(1, 2, 1, 7), Line(), Line())
     assert "positive scale" in str(strategy.far_start(call_of(q, k, v, bias, scale=0.0)))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["shaw:clip=3", pytest.param("t5:max_distance=6,buckets=8", marks=pytest.mark.slow)],
+)
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_the_first_and_the_fifth_call_are_as_exact_as_pytorch(spec: str) -> None:
+    sizes = Sizes(20, batch=1, heads=2, d_head=16, dtype=torch.float32, device="cpu")
+    assert errors_beyond(five_calls(Case(spec), sizes), sizes.dtype) == {}
