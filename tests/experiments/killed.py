@@ -73,7 +73,7 @@ if __name__ == "__main__":
     assert ended(child(config, folder / "killed", die_in_a_checkpoint)) == -signal.SIGKILL
     assert ended(child(config, folder / "killed", die_before_the_mark)) == -signal.SIGKILL
     draw, kills = random.Random(int(sys.argv[2])), 2
-    for _ in range(3):
+    for _ in range(int(sys.argv[3])):
         pid = child(config, folder / "killed")
         time.sleep(draw.uniform(0.05, 0.25) * seconds)
         os.kill(pid, signal.SIGKILL)

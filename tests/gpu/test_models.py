@@ -1,10 +1,21 @@
 """Native models on a GPU: through the fused kernels, in half precision, compiled, decoding."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
+from five_calls import (
+    Found,
+    errors_beyond,
+    fill_free_gpu_memory_with_nan,
+    five_steps,
+)
 from models import GREEDY, SIZES, VOCAB, causal, prompts
+from shaking import gain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,6 +57,38 @@ def test_autocast_and_compiling_leave_the_loss_where_it_was(name: str) -> None:
     compiled.backward()
     assert_close(half, plain, rtol=2e-2, atol=2e-2)
     assert_close(compiled, half, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("default")
+def test_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
+    name: str, mode: str
+) -> None:
+    torch.compiler.reset()
+    model = causal(name, **WIDE, max_position_embeddings=512).cuda().train()
+    compiled = torch.compile(model, mode=mode)
+
+    def gradients(forward: Callable[..., Any], ids: Tensor, half: bool) -> Found:
+        model.zero_grad(set_to_none=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = forward(ids, labels=ids).loss
+        loss.backward()
+        found = {key: p.grad / gain(key) for key, p in model.named_parameters() if p.requires_grad}
+        return {"out": loss.detach().clone(), **found}
+
+    def draw() -> Tensor:
+        fill_free_gpu_memory_with_nan()
+        return torch.randint(2, VOCAB, (2, 256), device="cuda")
+
+    outcomes = five_steps(
+        ours=lambda ids: gradients(compiled, ids, True),
+        plain=lambda ids: gradients(model, ids, True),
+        truth=lambda ids: gradients(model, ids, False),
+        draw=draw,
+    )
+    assert errors_beyond(outcomes, torch.bfloat16) == {}
 
 
 @pytest.mark.parametrize("name", [*NAMES, "fire:threshold=3", "forget"])

@@ -250,7 +250,16 @@ def test_setting_another_attention_after_attaching_is_refused_in_the_next_pass()
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", ["bert", "albert", "mpnet", "gpt2", "vit"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert",
+        pytest.param("albert", marks=pytest.mark.slow),
+        "mpnet",
+        "gpt2",
+        pytest.param("vit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_compiled_model_gives_the_same_and_trains(name):
     model, given = tiny(name), inputs(name, pad="right")
     handle = attach(model, spec(name))
@@ -264,7 +273,7 @@ def test_a_compiled_model_gives_the_same_and_trains(name):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", ["bert", "albert", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("albert", marks=pytest.mark.slow), "gpt2"])
 def test_a_method_brings_no_graph_break(name):
     def graphs(model: torch.nn.Module) -> int:
         torch._dynamo.reset()

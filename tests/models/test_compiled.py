@@ -13,7 +13,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["tisa:kernels=3+rope", "shaw", "learned", "t5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tisa:kernels=3+rope",
+        "shaw",
+        pytest.param("learned", marks=pytest.mark.slow),
+        pytest.param("t5", marks=pytest.mark.slow),
+    ],
+)
 def test_a_compiled_model_is_one_graph_with_the_same_gradients(name: str) -> None:
     torch.compiler.reset()
     model = causal(name).train()
