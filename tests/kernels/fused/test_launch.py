@@ -3,6 +3,7 @@
 A plan that launches at once stands in for the one that records; Triton's interpreter runs the kernels.
 """
 
+import inspect
 import os
 import random
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ class Immediate:
 
     def __init__(self) -> None:
         self.launched: list[str] = []
+        self.specialised: list[tuple[bool, bool]] = []  # what kernels are compiled anew for
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Tensor:
         if tokens:
@@ -69,7 +71,19 @@ class Immediate:
         **constants: object,
     ) -> None:
         self.launched.append(kernel.fn.__name__)
+        names = inspect.signature(kernel.fn).parameters
+        free = kernel.kwargs["do_not_specialize"] or ()
+        for name, group in zip(names, groups, strict=False):  # the constants follow
+            if name not in free or isinstance(group, tuple):  # it does not reach into tuples
+                self.specialised += _specialised(group)
         kernel[grid](*groups, num_warps=warps, num_stages=stages, **constants)
+
+
+def _specialised(argument: object) -> list[tuple[bool, bool]]:
+    """Whether each whole number is 1 and whether it is a multiple of 16, as Triton asks."""
+    if isinstance(argument, tuple):
+        return [x for part in argument for x in _specialised(part)]
+    return [(argument == 1, argument % 16 == 0)] if isinstance(argument, int) else []
 
 
 def launched(
@@ -85,8 +99,8 @@ def launched(
     far_gradients: Any = None,
     wanted: tuple[bool, ...] = (True, True, True, True),
     **numbers: Any,
-) -> tuple[Tensor, Any, list[str]]:
-    """The output, the gradients of (out * weight).sum(), and the names of the kernels."""
+) -> tuple[Tensor, Any, Immediate]:
+    """The output, the gradients of (out * weight).sum(), and the plan."""
     from whence.kernels.fused.inputs import Inputs, Numbers, Wanted
     from whence.kernels.fused.launch import backward, forward
     from whence.kernels.fused.tiles import Tiles, TileSet
@@ -103,7 +117,7 @@ def launched(
         *(plan, weight, q, k, v, kept, *call, TileSet(tiles, tiles, tiles, 16)),
         *(Wanted(*wanted), far_gradients, product, curve),
     )
-    return kept.out, grads, plan.launched
+    return kept.out, grads, plan
 
 
 def assert_equal(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> None:
@@ -199,12 +213,12 @@ def test_gradients_that_are_not_wanted_take_no_launch() -> None:
     tails = torch.zeros(4, 1, 2, 1)
     tails[1, 0, :, 0] = tails[3, 0, :, 0] = slope
     inputs = {"band": torch.zeros(1, 1, 1, 1), "tails": tails}
-    found, grads, kernels = launched(
+    found, grads, plan = launched(
         *(q, k, v, weight, inputs), slopes=True, after=0, wanted=(False, False)
     )
     torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
     assert_equal(grads[:3], wanted)
-    assert kernels == ["head_layout_kernel", "forward_kernel", "query_kernel", "key_kernel"]
+    assert plan.launched == ["head_layout_kernel", "forward_kernel", "query_kernel", "key_kernel"]
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -245,8 +259,8 @@ def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.Monke
         *(q, k, v, [q, k, v, *parameters]), bias=bias, causal=True, q_start=40 - n_q
     )
     made = inputs.CurveBand("gaussians", reach, [x.detach() for x in parameters])
-    found, grads, kernels = launched(*(q, k, v, weight, {}), curve=made, after=0, q_start=40 - n_q)
-    assert ("share_kernel" in kernels) == (n_q < 40)
+    found, grads, plan = launched(*(q, k, v, weight, {}), curve=made, after=0, q_start=40 - n_q)
+    assert ("share_kernel" in plan.launched) == (n_q < 40)
     torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
     assert_equal([*grads[:3], *grads.parameters], wanted)
 
@@ -270,8 +284,8 @@ def test_few_queries_share_out_the_keys(
     leaves = [q, k, v, band, tails, table]
     out, weight, wanted = defined(q, k, v, leaves, **options, q_start=start)
     inputs = {"band": band, "tails": tails, "table": table, "keys": keys.to(torch.uint8)}
-    found, grads, kernels = launched(q, k, v, weight, inputs, slopes=True, after=0, q_start=start)
-    assert kernels[:2] == ["share_kernel", "merge_kernel"]
+    found, grads, plan = launched(q, k, v, weight, inputs, slopes=True, after=0, q_start=start)
+    assert plan.launched[:2] == ["share_kernel", "merge_kernel"]
     assert (found.transpose(1, 2) if by_token else found).is_contiguous()
     torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
     assert_equal([*grads[:3], grads.band, grads.tails, grads.table], wanted)
@@ -350,3 +364,14 @@ def test_far_keys_may_be_attended_to_elsewhere(causal: bool, by_row: bool) -> No
     torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
     given = torch.stack([grads.tails[i] * (i % 2 == 0) for i in range(4)])
     assert_equal([*grads[:3], grads.band, given], wanted)
+
+
+def test_a_new_length_compiles_nothing() -> None:
+    found = []
+    for n, q_start in ((17, 0), (32, 5), (41, 16)):
+        q, k, v = (torch.randn(1, 2, n, 16) for _ in range(3))
+        inputs = {"band": torch.randn(1, 2, 1, 9), "tails": torch.randn(4, 1, 2, 1)}
+        inputs["table"] = torch.randn(1, 5, 16)
+        _, _, plan = launched(q, k, v, torch.randn_like(v), inputs, q_start=q_start)
+        found.append((plan.launched, plan.specialised))
+    assert found[0] == found[1] == found[2]

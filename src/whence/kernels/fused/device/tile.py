@@ -158,7 +158,7 @@ def head_of(bias, visible, seed, b, h, sizes, KIND: tl.constexpr):
         k_segment = visible.k_segment + b * visible.k_segment_b
     seeded = 0
     if KIND.DROPOUT:
-        seeded = tl.load(seed) + b * sizes.n_heads + h
+        seeded = tl.load(seed) + (b * sizes.n_heads + h)
     return Head(band, bias.band_q, Tails(0.0, 0.0, 0.0, 0.0), keys, q_segment, k_segment, seeded)
 
 
