@@ -1,0 +1,1 @@
+"""The fused backend's Triton code."""

@@ -1,0 +1,181 @@
+"""The groups of arguments that the kernels take.
+
+A tensor that a call does not have is None in its group, and its strides are 0. The stride of an axis
+that broadcasts is 0 too. Fields in capitals are compile-time constants.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Rows(NamedTuple):
+    """Rows [b, h, n, d] whose last axis is contiguous."""
+
+    ptr: Any
+    stride_b: Any
+    stride_h: Any
+    stride_n: Any
+
+
+class Bias(NamedTuple):
+    """The band, how far it reaches in each head, and its tails."""
+
+    band: Any  # float32 [b, h, q, lag]: laid out (layout.py), or in decoding as the caller gave it
+    extent: Any  # int32 [h]: the largest |lag| at which the band is not 0
+    tails: Any  # float32 [4, b, h, q]: left constant, left slope, right constant, right slope
+    band_b: Any  # strides
+    band_h: Any
+    band_q: Any
+    tail_kind: Any
+    tail_b: Any
+    tail_h: Any
+    tail_q: Any
+
+
+class Visible(NamedTuple):
+    """Which keys a query may attend to, besides the window."""
+
+    keys: Any  # uint8 [b, k]: 0 for padding
+    q_segment: Any  # int32 [b, q]: a query attends to the keys of its own segment
+    k_segment: Any  # int32 [b, k]
+    keys_b: Any  # strides
+    q_segment_b: Any
+    k_segment_b: Any
+
+
+class Table(NamedTuple):
+    """A table float32 [h, lag, d] whose last two axes are contiguous."""
+
+    ptr: Any
+    stride_h: Any
+
+
+class Product(NamedTuple):
+    """The factors of a band that is scale * query @ factor^T."""
+
+    query: Rows
+    factor: Table
+    scale: Any
+
+
+class Parameters(NamedTuple):
+    """The three parameters [h, count] of a lag curve, or their gradients."""
+
+    first: Any
+    second: Any
+    third: Any
+
+
+class FarSide(NamedTuple):
+    """What a plain kernel computed for the far keys of one side; its n - far_start rows are packed.
+
+    The right side was computed with all rows in reverse order.
+    """
+
+    out: Any
+    lse: Any  # in base e
+    d_q: Any
+    d_k: Any
+    d_v: Any
+
+
+class Far(NamedTuple):
+    """The far keys of both sides, where a plain kernel attends to them."""
+
+    left: FarSide
+    right: FarSide
+
+
+class Output(NamedTuple):
+    """What forward gives."""
+
+    out: Any  # [b, h, q, d_v]
+    residual: Any  # float16, of the same layout: what rounding took from out, times RESIDUAL_SCALE
+    lse: Any  # float32 [b, h, q], in base 2
+    mass: Any  # float32 [b, h, q, lag]: probability mass of every lag of the value table
+
+
+class RowStatistics(NamedTuple):
+    """What the query kernel leaves for the other kernels of backward; all float32 and packed."""
+
+    lse_delta: Any  # [b, h, q, 2]: log-sum-exp in base 2, and delta = rowsum(out * d_out)
+    far_lse_delta: Any  # [2, b, h, q, 2]: the same with the constants of the left and right tails
+    d_mass: Any  # [b, h, q, lag]: d_out @ table^T
+
+
+class QueryGradients(NamedTuple):
+    """What the query kernel gives."""
+
+    d_q: Any  # [b, h, q, d]
+    d_band: Any  # float32 [b, h, q, lag], of a band that belongs to a row
+    d_tails: Any  # float32 [4, b, h, q]
+
+
+class KeyGradients(NamedTuple):
+    """What the key kernel gives, [b, h_kv, k, d]."""
+
+    d_k: Any
+    d_v: Any
+
+
+class Sizes(NamedTuple):
+    """The numbers of a call. The compiler does not specialise on them."""
+
+    n_heads: Any
+    groups: Any  # query heads of one key head
+    n_q: Any
+    n_k: Any
+    q_start: Any  # the key position of query row 0
+    reach: Any  # the largest |lag| in the band
+    edge: Any  # the largest |lag| in the laid-out band
+    value_reach: Any  # the largest |lag| in the value table
+    before: Any  # the window: a query sees -before <= lag <= after
+    after: Any
+    far_start: Any  # the |lag| from which a plain kernel attends
+    scale: Any
+    dropout: Any
+
+
+class Shares(NamedTuple):
+    """How the sum for a shared band's gradient is cut; not specialised."""
+
+    room: Any  # shares that a head has room for
+    most: Any  # shares of one block-diagonal, at most
+    batches: Any  # sequences of one program: all of them where they share the band, else one
+    first: Any  # the block-diagonal whose lags program 0 collects
+
+
+class Kind(NamedTuple):
+    """What all kernels of a call are compiled for."""
+
+    D: int  # head size of q and k
+    D_V: int  # head size of v
+    BLOCK_D: int  # the powers of two that hold them
+    BLOCK_DV: int
+    GROUPS: int  # query heads of one key head
+    BAND: bool
+    RAW_BAND: bool  # the band is not laid out, and rows of a tile come from several heads (decoding)
+    EXTENT: bool
+    TAILS: bool
+    SLOPES: bool  # some tail is not constant
+    PER_ROW: bool  # every query row has a band or tails of its own
+    VALUES: bool  # there is a value table
+    BEFORE: bool  # the window is limited to the left
+    AFTER: bool  # the window is limited to the right
+    CAUSAL: bool  # and limited to lag <= 0
+    KEYS: bool  # some keys are padding
+    SEGMENTS: bool
+    DROPOUT: bool
+    FAR: bool  # a plain kernel attends to the far keys
+    TOKENS: bool  # out and gradients are [b, n, h, d] in memory, and what a plain kernel gave
+    PRECISION: str  # of products of q, k, v and their gradients
+    EXACT: str  # of products with a table, which is in float32
+
+
+class Tile(NamedTuple):
+    """The sizes of a kernel's tiles."""
+
+    ROWS: int
+    KEYS: int
+    NEAR: int  # keys a step in near tiles, or rows a step in the key kernel
+    STAGES: int  # of the software pipeline
+    EVEN: bool  # no tile extends beyond the last row or key that it loads

@@ -1,0 +1,389 @@
+"""One tile of logits: the bias of its cells, which cells count, and the rows that it is made of.
+
+Whatever belongs to a row or a key is [m, 1] or [1, n] and broadcasts to the tile. The key kernel works
+with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from whence.kernels.fused.device.arguments import Rows
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# The rounding residual of the output is stored times this, above float16's subnormal numbers.
+RESIDUAL_SCALE = tl.constexpr(256.0)
+
+
+class Tails(NamedTuple):
+    """The two tails in base 2, of a head or of each row: constant + slope * |lag|."""
+
+    left: Any
+    left_slope: Any
+    right: Any
+    right_slope: Any
+
+
+class Head(NamedTuple):
+    """One head of one sequence, for a block of its rows; what belongs to a row broadcasts to a tile."""
+
+    band: Any  # address of the band; of the block's first row, if rows have their own
+    band_q: Any  # stride from row to row, or 0
+    tails: Tails
+    keys: Any  # address of the sequence's padding mask
+    q_segment: Any  # segments of the rows
+    k_segment: Any  # address of the keys' segments
+    seed: Any  # of this head's dropout
+
+
+class RowBlock(NamedTuple):
+    """A block of query rows first_row + r, [m]."""
+
+    first_row: Any
+    r: Any
+    there: Any  # whether the row exists
+    tails: Tails
+
+
+class Place(NamedTuple):
+    """Where a tile lies: its rows are first_row + r, its keys first_key + c."""
+
+    first_row: Any
+    r: Any
+    first_key: Any
+    c: Any
+
+
+class Line(NamedTuple):
+    """The bias of a far tile: shift + level + tilt * c; the shift belongs to a row."""
+
+    shift: Any
+    level: Any
+    tilt: Any
+
+
+class Range(NamedTuple):
+    """The keys (or rows) low..high that a block touches, of which near_start..near_stop are near."""
+
+    low: Any
+    near_start: Any
+    near_stop: Any
+    high: Any
+
+
+@triton.jit
+def head_rows(x, b, h):
+    """The rows of one head."""
+    return Rows(x.ptr + b * x.stride_b + h * x.stride_h, x.stride_b, x.stride_h, x.stride_n)
+
+
+@triton.jit
+def load_tails(bias, b, h, row, there, KIND: tl.constexpr):
+    """The tails of these rows, or of the head."""
+    left = 0.0
+    left_slope = 0.0
+    right = 0.0
+    right_slope = 0.0
+    kind = bias.tail_kind
+    if KIND.TAILS:
+        tails = bias.tails + b * bias.tail_b + h * bias.tail_h
+        if KIND.PER_ROW or KIND.RAW_BAND:
+            place = tails + row.to(tl.int64) * bias.tail_q
+            left = tl.load(place, mask=there, other=0.0) * LOG2E
+            right = tl.load(place + 2 * kind, mask=there, other=0.0) * LOG2E
+            if KIND.SLOPES:
+                left_slope = tl.load(place + kind, mask=there, other=0.0) * LOG2E
+                right_slope = tl.load(place + 3 * kind, mask=there, other=0.0) * LOG2E
+        else:
+            left = tl.load(tails) * LOG2E
+            right = tl.load(tails + 2 * kind) * LOG2E
+            if KIND.SLOPES:
+                left_slope = tl.load(tails + kind) * LOG2E
+                right_slope = tl.load(tails + 3 * kind) * LOG2E
+    return Tails(left, left_slope, right, right_slope)
+
+
+@triton.jit
+def columns(tails, KIND: tl.constexpr):
+    """Tails of rows [m] as [m, 1]."""
+    if KIND.TAILS and (KIND.PER_ROW or KIND.RAW_BAND):
+        if KIND.SLOPES:
+            tails = Tails(
+                tails.left[:, None],
+                tails.left_slope[:, None],
+                tails.right[:, None],
+                tails.right_slope[:, None],
+            )
+        else:
+            tails = Tails(tails.left[:, None], 0.0, tails.right[:, None], 0.0)
+    return tails
+
+
+@triton.jit
+def head_of(bias, visible, seed, b, h, first_row, rows, tails, sizes, KIND: tl.constexpr):
+    """A head for the rows [m] that start at first_row, with their tails [m]."""
+    band = bias.band
+    if KIND.BAND:
+        band += b * bias.band_b + h * bias.band_h + first_row * bias.band_q
+    keys = visible.keys
+    if KIND.KEYS:
+        keys += b * visible.keys_b
+    q_segment = rows
+    k_segment = visible.k_segment
+    if KIND.SEGMENTS:
+        of_rows = visible.q_segment + b * visible.q_segment_b + rows
+        q_segment = tl.load(of_rows, mask=rows < sizes.n_q, other=-2)
+        k_segment += b * visible.k_segment_b
+    seeded = 0
+    if KIND.DROPOUT:
+        seeded = tl.load(seed) + b * sizes.n_heads + h
+    return Head(
+        band, bias.band_q, columns(tails, KIND), keys, q_segment[:, None], k_segment, seeded
+    )
+
+
+@triton.jit
+def near_reach_of(bias, h, sizes, KIND: tl.constexpr):
+    """The |lag| within which a head's bias, or its value table, has to be looked up."""
+    reach = sizes.n_k * 0
+    if KIND.BAND:
+        reach = sizes.reach
+        if KIND.EXTENT:
+            reach = tl.maximum(tl.minimum(reach, tl.load(bias.extent + h)), 0)
+    if KIND.VALUES:
+        reach = tl.maximum(reach, sizes.value_reach)
+    if KIND.FAR:
+        reach = tl.maximum(reach, sizes.far_start - 1)
+    return reach
+
+
+@triton.jit
+def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """The keys that a block of rows touches: those in its window, in whole tiles."""
+    first = block * TILE.ROWS + sizes.q_start
+    last = tl.minimum((block + 1) * TILE.ROWS, sizes.n_q) - 1 + sizes.q_start
+    low, high = sizes.n_k * 0, sizes.n_k
+    if KIND.BEFORE:
+        low = first - sizes.before
+    if KIND.AFTER:
+        high = last + sizes.after + 1
+    low, high = whole_blocks(low, high, sizes.n_k, TILE.KEYS)
+    near_start, near_stop = near_range(first, last, near_reach, low, high, TILE.KEYS)
+    return Range(low, near_start, near_stop, high)
+
+
+@triton.jit
+def region_of(keys, REGION: tl.constexpr):
+    """Start and stop of a region: 0 is far to the left, 1 near, 2 far to the right."""
+    start = keys.near_stop
+    stop = keys.high
+    if REGION == 0:
+        start = keys.low
+        stop = keys.near_start
+    if REGION == 1:
+        start = keys.near_start
+        stop = keys.near_stop
+    return start, stop
+
+
+@triton.jit
+def visible_cells(
+    row,
+    col,
+    head,
+    sizes,
+    KIND: tl.constexpr,
+    LEFT_EDGE: tl.constexpr,  # the tile may hold cells to the left of the window
+    RIGHT_EDGE: tl.constexpr,
+):
+    """Which cells count: within the keys, the window, the padding mask and the segment."""
+    lag = col - (row + sizes.q_start)
+    seen = (col < sizes.n_k) & (row >= 0)
+    if LEFT_EDGE:
+        seen = seen & (lag >= -sizes.before)
+    if RIGHT_EDGE:
+        seen = seen & (lag <= sizes.after)
+    if KIND.KEYS:
+        seen = seen & (tl.load(head.keys + col, mask=col < sizes.n_k, other=0) != 0)
+    if KIND.SEGMENTS:
+        k_segment = tl.load(head.k_segment + col, mask=col < sizes.n_k, other=-1)
+        seen = seen & (head.q_segment == k_segment)
+    return seen
+
+
+@triton.jit
+def far_line(
+    tails,
+    ahead,  # the position of r = 0 minus that of the tile's first key
+    r,
+    REGION: tl.constexpr,
+    SLOPES: tl.constexpr,
+    LEVEL: tl.constexpr,
+):
+    """The line of a far tile, its columns counted from the tile's first key.
+
+    The shift goes into the number that is subtracted from the logits of a row anyway, so a constant
+    tail costs no work a cell. What all cells of the tile have in common is part of the shift, or with
+    LEVEL of the level: a thread of a transposed tile has few keys and many rows, so that the level
+    costs less there.
+    """
+    level = 0.0
+    if REGION == 0:
+        shift = tails.left
+        tilt = -tails.left_slope
+        if SLOPES:
+            if LEVEL:
+                level = tails.left + tails.left_slope * (ahead * 1.0)
+                shift = tails.left_slope * r.to(tl.float32)
+            else:
+                shift = tails.left + tails.left_slope * (ahead * 1.0)
+                shift += tails.left_slope * r.to(tl.float32)
+    else:
+        shift = tails.right
+        tilt = tails.right_slope
+        if SLOPES:
+            if LEVEL:
+                level = tails.right - tails.right_slope * (ahead * 1.0)
+                shift = -tails.right_slope * r.to(tl.float32)
+            else:
+                shift = tails.right - tails.right_slope * (ahead * 1.0)
+                shift -= tails.right_slope * r.to(tl.float32)
+    return Line(shift, level, tilt)
+
+
+@triton.jit
+def within(lag, reach):
+    """-reach <= lag <= reach, in one comparison."""
+    return (lag + reach).to(tl.uint32) <= (2 * reach).to(tl.uint32)
+
+
+@triton.jit
+def skewed(ptr, zero, r, c, stride):
+    """The address at which row r holds lag = c - r + const; `zero` is that of r = c = 0.
+
+    In a matrix [row, lag], a tile of [row, key] is a plain tile whose rows are `stride - 1` apart.
+    """
+    return (ptr + zero + r * (stride - 1)) + c
+
+
+@triton.jit
+def near_bias(head, place, there, sizes, KIND: tl.constexpr, UNSTAGED: tl.constexpr):
+    """The bias of every cell of a near tile, in base 2.
+
+    A laid-out band needs one load a cell (layout.py). A raw band is as the caller gave it: for few
+    queries, comparisons cost less than laying it out.
+    """
+    ahead = place.first_key - (place.first_row + sizes.q_start)
+    lag = ahead + (place.c - place.r)
+    tails = head.tails
+    if KIND.RAW_BAND:
+        inside = within(lag, sizes.reach)
+        index = lag + sizes.reach
+        if KIND.PER_ROW:
+            index += place.r * head.band_q
+        bias = tl.load(head.band + index, mask=inside & there, other=0.0) * LOG2E
+        if KIND.TAILS:
+            line = tl.where(lag < 0, tails.left, tails.right)
+            if KIND.SLOPES:
+                slope = tl.where(lag < 0, tails.left_slope, tails.right_slope)
+                line += slope * tl.abs(lag).to(tl.float32)
+            bias = tl.where(inside, bias, line)
+    elif KIND.PER_ROW:
+        edge = sizes.edge
+        index = tl.minimum(tl.maximum(lag, -edge), edge) + (place.r * head.band_q + edge)
+        if UNSTAGED:
+            # The condition always holds. The compiler does not stage a load within a condition
+            # through shared memory, which is slow for the scattered cells of a row's own band.
+            bias = 0.0 * index.to(tl.float32)
+            if sizes.reach >= 0:
+                bias = tl.load(head.band + index, mask=there, other=0.0)
+        else:
+            bias = tl.load(head.band + index, mask=there, other=0.0)
+        if KIND.SLOPES:
+            slope = tl.where(lag < 0, tails.left_slope, tails.right_slope)
+            slope *= tl.abs(lag).to(tl.float32)
+            bias += tl.where(within(lag, sizes.reach), 0.0, slope)
+    else:
+        bias = tl.load(head.band + (ahead + sizes.edge) + (place.c - place.r))
+    return bias
+
+
+@triton.jit
+def load_rows(
+    x,
+    first,
+    r,  # [m, 1] with d [1, D]; or [1, m] with d [D, 1] for the transposed tile
+    d,
+    n,
+    D: tl.constexpr,
+    EVEN: tl.constexpr,
+    HELD: tl.constexpr = False,
+):
+    """Rows first + r of a head as a tile, zeros beyond its edges.
+
+    HELD keeps the offsets within a tile in registers from one tile to the next, which saves work
+    where there is room.
+    """
+    WHOLE: tl.constexpr = D == d.shape[0] * d.shape[1]
+    if HELD:
+        place = x.ptr + (tl.zeros([], tl.int64) + first) * x.stride_n + (r * x.stride_n + d)
+    else:
+        place = x.ptr + (first + r).to(tl.int64) * x.stride_n + d
+    if EVEN and WHOLE:
+        tile = tl.load(place)
+    else:
+        tile = tl.load(place, mask=(first + r < n) & (d < D), other=0.0)
+    return tile
+
+
+@triton.jit
+def packed_row(b, h, row, n, n_heads, TOKENS: tl.constexpr):
+    """The index of a row in packed [b, h, n, d], or with TOKENS in [b, n, h, d]."""
+    place = (b * n_heads + h) * n + row
+    if TOKENS:
+        place = (b * n + row) * n_heads + h
+    return place
+
+
+@triton.jit
+def load_far(ptr, b, h, index, m, n_heads, d, D: tl.constexpr, TOKENS: tl.constexpr):
+    """Rows `index` of the m packed rows of one head, in float32; zeros beyond them."""
+    there = (index >= 0) & (index < m)
+    place = packed_row(b, h, index.to(tl.int64), m, n_heads, TOKENS)
+    place = ptr + place[:, None] * D + d[None, :]
+    part = tl.load(place, mask=there[:, None] & (d < D)[None, :], other=0.0)
+    return part.to(tl.float32)
+
+
+@triton.jit
+def dropout_factor(seed, row, col, dropout):
+    """What dropout multiplies the weights by: a function of seed, row and key, whatever the tiles."""
+    first = col + 0 * row
+    zero = 0 * first
+    random, _, _, _ = tl.philox(seed, first, row + zero, zero, zero)
+    return tl.where(tl.uint_to_uniform_float(random) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def rounding_residual(exact, rounded):
+    """What rounding took, times RESIDUAL_SCALE and within the range of float16, its stored dtype."""
+    residual = (exact - rounded.to(tl.float32)) * RESIDUAL_SCALE
+    return tl.minimum(tl.maximum(residual, -60000.0), 60000.0)
+
+
+@triton.jit
+def near_range(first, last, reach, low, high, BLOCK: tl.constexpr):
+    """The whole blocks of low..high that hold something within `reach` of positions first..last."""
+    start = (tl.maximum(first - reach, 0) // BLOCK) * BLOCK
+    stop = ((tl.maximum(last + reach + 1, 0) + BLOCK - 1) // BLOCK) * BLOCK
+    start = tl.minimum(tl.maximum(start, low), high)
+    return start, tl.minimum(tl.maximum(stop, start), high)
+
+
+@triton.jit
+def whole_blocks(low, high, n, BLOCK: tl.constexpr):
+    """low..high cut to 0..n and widened to whole blocks."""
+    low = (tl.minimum(tl.maximum(low, 0), n) // BLOCK) * BLOCK
+    high = ((tl.minimum(tl.maximum(high, 0), n) + BLOCK - 1) // BLOCK) * BLOCK
+    return low, tl.maximum(low, high)

@@ -1,0 +1,149 @@
+"""The kernels for short sequences in Triton's interpreter, beside the definition of attention."""
+
+import os
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import LagBias, Line, Mask, attend
+from whence.kernels.fused import short
+from whence.kernels.triton_inputs import Inputs, Numbers
+
+pytestmark = pytest.mark.triton
+
+LOG2E = 1.4426950408889634
+NO_INPUTS = Inputs(None, None, None, None, None, None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+
+
+class Immediate:
+    """A builder that does at once what a plan records. Unwritten places are NaN, to be seen."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, tokens: bool = False) -> Tensor:
+        if tokens:
+            b, h, n, d = shape
+            return torch.full((b, n, h, d), torch.nan, dtype=dtype).transpose(1, 2)
+        return torch.full(shape, torch.nan, dtype=dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def summed(self, slot: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return slot.sum_to_size(shape)
+
+    def launch(
+        self, kernel: Any, grid: Any, *groups: Any, warps: int, stages: int, **constants: Any
+    ) -> None:
+        kernel[grid](*groups, num_warps=warps, num_stages=stages, **constants)
+
+
+class Case(NamedTuple):
+    """A call of `attend`, and the same call as the kernels take it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    band: Tensor | None  # laid out
+    inputs: Inputs
+    numbers: Numbers
+    options: dict[str, Any]
+    leaves: dict[str, Tensor]
+
+
+def laid_out(bias: LagBias, edge: int, before: int, after: int) -> Tensor:
+    """The bias in base 2 from lag -edge to lag edge, -inf outside of the window."""
+    lag = torch.arange(-edge, edge + 1)
+    out = bias.at(lag).detach() * LOG2E
+    hidden = torch.zeros_like(lag, dtype=torch.bool)
+    if before >= 0:
+        hidden = hidden | (lag < -before)
+    if after >= 0:
+        hidden = hidden | (lag > after)
+    return out.masked_fill(hidden, -torch.inf).contiguous()
+
+
+def random_case(seed: int) -> Case:
+    """At most 48 tokens."""
+    torch.manual_seed(seed)
+    pick = random.Random(seed).choice
+    leaves: dict[str, Tensor] = {}
+
+    def leaf(name: str, *shape: int) -> Tensor:
+        leaves[name] = torch.randn(shape).requires_grad_()
+        return leaves[name]
+
+    b, kv_heads, groups = pick([1, 2, 3]), pick([1, 2]), pick([1, 1, 2])
+    h, n_k = kv_heads * groups, pick([1, 5, 16, 17, 33, 48])
+    n_q, d = pick([1, n_k, n_k, max(1, n_k - 3), 7, 40]), pick([4, 16, 24])
+    d_v, q_start = pick([d, 16]), pick([n_k - n_q, n_k - n_q, 0, 2])
+    q, k, v = (
+        leaf("q", b, h, n_q, d),
+        leaf("k", b, kv_heads, n_k, d),
+        leaf("v", b, kv_heads, n_k, d_v),
+    )
+    before, after = pick([(-1, -1), (-1, 0), (-1, 0), (3, 0), (2, 4), (5, -1)])
+    scale = pick([0.3, 0.0, d**-0.5])
+    keys = (torch.rand(b, n_k) > 0.3) if pick([True, False]) else None
+    segments = None
+    if pick([True, False, False]):
+        segments = (torch.arange(n_q)[None] // 5, torch.arange(n_k)[None] // 5)
+    inputs = NO_INPUTS
+    if keys is not None:
+        inputs = inputs._replace(keys=keys.to(torch.uint8))
+    if segments is not None:
+        q_segment, k_segment = (x.to(torch.int32) for x in segments)
+        inputs = inputs._replace(q_segment=q_segment, k_segment=k_segment)
+    bias, band, reach = None, None, pick([0, 1, 3, 9, 60])
+    kind = pick(["none", "band", "tails"])
+    if kind != "none":
+        heads, batches = pick([1, h]), pick([1, 1, b])
+        inputs = inputs._replace(band=leaf("band", batches, heads, 1, 2 * reach + 1))
+        bias = LagBias(inputs.band, Line(), Line())
+        if kind == "tails":
+            inputs = inputs._replace(tails=leaf("tails", 4, batches, heads, 1))
+            left, right = (Line(inputs.tails[i], inputs.tails[i + 1]) for i in (0, 2))
+            bias = LagBias(inputs.band, left, right)
+        band = laid_out(bias, reach + 256, before, after)
+    options = {
+        "bias": bias,
+        "mask": Mask(keys=keys, segments=segments),
+        "window": (None if before < 0 else before, None if after < 0 else after),
+        "scale": scale,
+        "q_start": q_start,
+    }
+    numbers = Numbers(scale, q_start, before, after, 0.0, kind == "tails")
+    return Case(q, k, v, band, inputs, numbers, options, leaves)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
+    case = random_case(seed)
+    with torch.no_grad():
+        q, k, v, band, inputs, numbers = case[:6]
+        assert short.fits(q, k, v, band, inputs, numbers)
+        tokens = seed % 2 == 0
+        found = short.forward(Immediate(), q, k, v, band, inputs, numbers, tokens=tokens)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    d_out = torch.randn_like(wanted)
+    with torch.no_grad():
+        gradients = short.backward(
+            *(Immediate(), d_out, q, k, v, band, inputs, numbers),
+            tokens=tokens,
+            band_too=True,
+            tails_too=True,
+        )._asdict()
+    names = list(case.leaves)
+    each = torch.autograd.grad(wanted, list(case.leaves.values()), d_out, allow_unused=True)
+    for name, gradient in zip(names, each, strict=True):
+        gradient = torch.zeros_like(case.leaves[name]) if gradient is None else gradient
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-4)
