@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence import LagBias, Line, Mask, attend
+from whence import LagBias, LagValues, Line, Mask, attend
 from whence.kernels.fused import short
+from whence.kernels.fused.short import Call, Cut, Factor, Wanted
 from whence.kernels.triton_inputs import Inputs, Numbers
+from whence.lag import QueryBias
 
 pytestmark = pytest.mark.triton
 
@@ -52,9 +54,7 @@ class Case(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    band: Tensor | None  # laid out
-    inputs: Inputs
-    numbers: Numbers
+    call: Call
     options: dict[str, Any]
     leaves: dict[str, Tensor]
 
@@ -102,9 +102,10 @@ def random_case(seed: int) -> Case:
     if segments is not None:
         q_segment, k_segment = (x.to(torch.int32) for x in segments)
         inputs = inputs._replace(q_segment=q_segment, k_segment=k_segment)
-    bias, band, reach = None, None, pick([0, 1, 3, 9, 60])
-    kind = pick(["none", "band", "tails"])
-    if kind != "none":
+    bias: LagBias | None = None
+    band, factor, reach = None, None, pick([0, 1, 3, 9, 60])
+    kind = pick(["none", "band", "tails", "tails", "product", "product"])
+    if kind in ("band", "tails"):
         heads, batches = pick([1, h]), pick([1, 1, b])
         inputs = inputs._replace(band=leaf("band", batches, heads, 1, 2 * reach + 1))
         bias = LagBias(inputs.band, Line(), Line())
@@ -113,37 +114,54 @@ def random_case(seed: int) -> Case:
             left, right = (Line(inputs.tails[i], inputs.tails[i + 1]) for i in (0, 2))
             bias = LagBias(inputs.band, left, right)
         band = laid_out(bias, reach + 256, before, after)
+    elif kind == "product":
+        reach = min(reach, 20)
+        factor = Factor(0.4, leaf("factor", pick([1, h]), 2 * reach + 1, d))
+        bias = QueryBias(q, factor.table, scale=factor.scale)
+    values = None
+    if kind == "product" or pick([True, False, False]):
+        inputs = inputs._replace(table=leaf("table", pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v))
+        values = LagValues(inputs.table)
     options = {
         "bias": bias,
+        "values": values,
         "mask": Mask(keys=keys, segments=segments),
         "window": (None if before < 0 else before, None if after < 0 else after),
         "scale": scale,
         "q_start": q_start,
     }
     numbers = Numbers(scale, q_start, before, after, 0.0, kind == "tails")
-    return Case(q, k, v, band, inputs, numbers, options, leaves)
+    return Case(q, k, v, Call(band, factor, inputs, numbers), options, leaves)
 
 
-@pytest.mark.parametrize("seed", range(40))
+EVERYTHING = Wanted(band=True, tails=True, factor=True)
+
+
+def compare(case: Case, wanted: Tensor, *, tokens: bool, cut: Cut | None = None) -> None:
+    """The output and every gradient beside those of `wanted`."""
+    with torch.no_grad():
+        assert short.fits(case.q, case.k, case.v, case.call)
+        found = short.forward(Immediate(), *case[:4], tokens=tokens)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        d_out = torch.randn_like(wanted)
+        gradients = short.backward(
+            Immediate(), d_out, *case[:4], EVERYTHING, tokens=tokens, cut=cut
+        )._asdict()
+    each = torch.autograd.grad(wanted, list(case.leaves.values()), d_out, allow_unused=True)
+    for (name, leaf), gradient in zip(case.leaves.items(), each, strict=True):
+        gradient = torch.zeros_like(leaf) if gradient is None else gradient
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
     case = random_case(seed)
-    with torch.no_grad():
-        q, k, v, band, inputs, numbers = case[:6]
-        assert short.fits(q, k, v, band, inputs, numbers)
-        tokens = seed % 2 == 0
-        found = short.forward(Immediate(), q, k, v, band, inputs, numbers, tokens=tokens)
     wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    d_out = torch.randn_like(wanted)
-    with torch.no_grad():
-        gradients = short.backward(
-            *(Immediate(), d_out, q, k, v, band, inputs, numbers),
-            tokens=tokens,
-            band_too=True,
-            tails_too=True,
-        )._asdict()
-    names = list(case.leaves)
-    each = torch.autograd.grad(wanted, list(case.leaves.values()), d_out, allow_unused=True)
-    for name, gradient in zip(names, each, strict=True):
-        gradient = torch.zeros_like(case.leaves[name]) if gradient is None else gradient
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-4)
+    compare(case, wanted, tokens=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(60, 80))
+def test_a_program_may_take_several_sequences(seed: int) -> None:
+    case = random_case(seed)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    compare(case, wanted, tokens=False, cut=Cut(rows=64, warps=4, run=6))

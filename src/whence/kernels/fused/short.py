@@ -4,28 +4,59 @@
 for their shape, strides and dtype alone.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 
-from whence.kernels.fused.device.arguments import Bias, Kind, Rows, Sizes, Tile, Visible
+from whence.kernels.fused.device.arguments import (
+    Bias,
+    Kind,
+    Product,
+    Rows,
+    Sizes,
+    Table,
+    Tile,
+    Visible,
+)
 from whence.kernels.fused.device.short import (
     HeadGradients,
+    Parts,
+    Short,
     short_backward_kernel,
     short_band_kernel,
     short_forward_kernel,
+    short_table_kernel,
     short_tails_kernel,
 )
 from whence.kernels.triton_inputs import Inputs, Numbers, exact_of, precision_of
 
 LONGEST = 128  # queries, keys and columns of a head
+MOST_LAGS = 64  # of a table's lags that a call can see
 
 
-class Cut(NamedTuple):
-    """Rows of a tile, which holds all keys, and the warps that work on it."""
+class Factor(NamedTuple):
+    """The table of a band that is scale * q @ table^T, clipped: float32 [h|1, lag, d], packed."""
 
-    rows: int
-    warps: int
+    scale: float
+    table: Any
+
+
+class Call(NamedTuple):
+    """A call besides q, k and v."""
+
+    band: Any  # laid out, float32 [b|1, h|1, 1, 2 * edge + 1]; None without a band
+    factor: Factor | None
+    inputs: Inputs  # its band and tails are read for their shapes alone
+    numbers: Numbers
+
+
+class Wanted(NamedTuple):
+    """Which gradients besides those of q, k, v and a value table are asked for."""
+
+    band: bool
+    tails: bool
+    factor: bool
 
 
 class ShortGradients(NamedTuple):
@@ -34,52 +65,63 @@ class ShortGradients(NamedTuple):
     q: Any
     k: Any
     v: Any
-    band: Any  # float32, of the shape of the call's band
+    band: Any  # float32 from here on, each of the shape of the call's own tensor
     tails: Any
+    factor: Any
+    table: Any
 
 
-def fits(q: Any, k: Any, v: Any, band: Any, inputs: Inputs, numbers: Numbers) -> bool:
-    """Whether these kernels cover a call whose laid-out band is `band`, None without one.
+class Cut(NamedTuple):
+    """How a kernel is cut: rows of a tile, which holds all keys, and sequences of a program."""
 
-    They cover up to 128 queries, keys and columns of a head, a band that all rows share and that
-    is laid out for every lag of the tile, any mask, dropout and grouped heads.
+    rows: int
+    warps: int
+    run: int = 1
+    stages: int = 1  # of the loop over the sequences
+
+
+def fits(q: Any, k: Any, v: Any, call: Call) -> bool:
+    """Whether these kernels cover a call.
+
+    They cover up to 128 queries, keys and columns of a head (in float32, 64 columns where there
+    are more than 64 queries or keys); no band, or one that all rows share and that is laid out for
+    every lag of the tile, or the product of q itself and a table; a value table; any padding,
+    segments, window, q_start, dropout and grouped heads. Of a table, a call may see 64 lags.
     """
-    n_q, n_k = q.shape[2], k.shape[2]
-    if max(n_q, n_k, q.shape[3], v.shape[3]) > LONGEST or numbers.far or inputs.table is not None:
+    n_q, n_k, numbers = q.shape[2], k.shape[2], call.numbers
+    longest, widest = max(n_q, n_k), max(q.shape[3], v.shape[3])
+    if max(longest, widest) > LONGEST or numbers.far:
         return False
-    if band is None:
+    if q.dtype == torch.float32 and longest > 64 and widest > 64:
+        return False
+    lags = [x.shape[1] // 2 for x in _tables(call) if x is not None]
+    if any(_used(reach, numbers) > MOST_LAGS for reach in lags):
+        return False
+    if call.band is None:
         return True
-    edge, most = band.shape[-1] // 2, max(_padded(n_q, 16), _padded(n_k, 16)) - 1
-    inside = most + abs(numbers.q_start) <= edge
-    return bool(band.shape[2] == 1 and inside)
+    edge = call.band.shape[-1] // 2
+    laid_out = max(16, _padded(longest, 16)) - 1 + abs(numbers.q_start) <= edge
+    return bool(call.factor is None and call.band.shape[2] == 1 and laid_out)
 
 
 def forward(
-    plan: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    band: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    *,
-    tokens: bool,
-    cut: Cut | None = None,
+    plan: Any, q: Any, k: Any, v: Any, call: Call, *, tokens: bool, cut: Cut | None = None
 ) -> Any:
     """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
-    cut = forward_cut(n_q, n_k) if cut is None else cut
+    cut = forward_cut(q, n_k) if cut is None else cut
     tile = _tile(cut, n_q, n_k)
     out = plan.empty((b, h, n_q, v.shape[3]), q.dtype, tokens=tokens)
     plan.launch(
         short_forward_kernel,
         (b * h, _ceil(n_q, tile.ROWS)),
-        *(_rows(q), _rows(k), _rows(v), out, _bias(band), _visible(inputs), inputs.seed),
-        _sizes(q, k, band, inputs, numbers),
+        *(_rows(q), _rows(k), _rows(v), out),
+        *_besides(q, k, call),
         warps=cut.warps,
         stages=1,
-        KIND=_kind(q, k, v, band, inputs, numbers, tokens),
+        KIND=_kind(q, k, v, call, tokens),
         TILE=tile,
+        SHORT=_short(call, 1, 1, diagonals=False, d_factor=False),
     )
     return out
 
@@ -90,81 +132,107 @@ def backward(
     q: Any,
     k: Any,
     v: Any,
-    band: Any,
-    inputs: Inputs,
-    numbers: Numbers,
+    call: Call,
+    wanted: Wanted,
     *,
     tokens: bool,
-    band_too: bool,
-    tails_too: bool,
     cut: Cut | None = None,
 ) -> ShortGradients:
-    """Gradients of q, k, v and, if wanted, of the band and its tails, from the inputs alone."""
+    """Gradients of q, k, v and what is wanted, from the inputs alone."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
-    cut = backward_cut(n_q, n_k) if cut is None else cut
-    tile, kind = _tile(cut, n_q, n_k), _kind(q, k, v, band, inputs, numbers, tokens)
-    blocks = _ceil(n_q, tile.ROWS)
+    cut = backward_cut(q, n_k) if cut is None else cut
+    tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
+    run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
+    factor, table = _tables(call)
+    diagonals = call.band is not None and (wanted.band or wanted.tails)
+    d_factor = factor is not None and wanted.factor
     d_q, d_k, d_v = (plan.empty(tuple(x.shape), x.dtype, tokens=tokens) for x in (q, k, v))
-    parts = None
-    if band is not None and (band_too or tails_too):
-        parts = plan.empty((b, h, blocks, 2 * tile.KEYS), torch.float32)
-    sizes = _sizes(q, k, band, inputs, numbers)
+
+    def part(there: bool, *shape: int) -> Any:
+        return plan.empty((b // run, h, blocks, *shape), torch.float32) if there else None
+
+    parts = Parts(
+        part(diagonals, 2 * tile.KEYS),
+        part(d_factor, _used(_reach(factor), call.numbers), q.shape[3]),
+        part(table is not None, _used(_reach(table), call.numbers), v.shape[3]),
+    )
+    besides = _besides(q, k, call)
     plan.launch(
         short_backward_kernel,
-        (b * k.shape[1],),
+        (b // run * k.shape[1],),
         *(_rows(q), _rows(k), _rows(v), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
-        *(_bias(band), _visible(inputs), inputs.seed, sizes),
+        *besides,
         warps=cut.warps,
-        stages=1,
-        KIND=kind,
-        TILE=tile,
-        ROW_BLOCKS=blocks,
-        DIAGONALS=parts is not None,
+        stages=cut.stages,
+        KIND=_kind(q, k, v, call, tokens),
+        TILE=tile._replace(STAGES=cut.stages),
+        SHORT=_short(call, blocks, run, diagonals=diagonals, d_factor=d_factor),
     )
+    band, tails, sizes = call.inputs.band, call.inputs.tails, besides[-1]
     d_band, d_tails = None, None
-    if parts is not None and band_too:
-        d_band = _band_gradient(plan, parts, inputs, sizes, tile)
-    if parts is not None and tails_too and inputs.tails is not None:
-        d_tails = _tails_gradient(plan, parts, inputs, sizes, tile)
-    return ShortGradients(d_q, d_k, d_v, d_band, d_tails)
+    if diagonals and wanted.band:
+        d_band = _band_gradient(plan, parts, band, sizes, tile)
+    if diagonals and wanted.tails and tails is not None:
+        d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
+    of_factor = _table_gradient(plan, parts.factor, factor) if d_factor else None
+    of_table = _table_gradient(plan, parts.table, table) if table is not None else None
+    return ShortGradients(d_q, d_k, d_v, d_band, d_tails, of_factor, of_table)
 
 
-def _band_gradient(plan: Any, parts: Any, inputs: Inputs, sizes: Sizes, tile: Tile) -> Any:
-    assert inputs.band is not None
-    (b, h, blocks, _), lags = parts.shape, 32
-    bands, width = inputs.band.shape[0], inputs.band.shape[-1]
+def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: Sizes, tile: Tile) -> Any:
+    """[b|1, h|1, 1, lag] from the sums of diagonals."""
+    (runs, h, blocks, _), lags = parts.diagonals.shape, 32
+    bands, width = band.shape[0], band.shape[-1]
     d_band = plan.empty((bands, h, 1, width), torch.float32)
     plan.launch(
         short_band_kernel,
         (_ceil(width, lags), bands * h),
-        *(parts, d_band, sizes, b // bands),
+        *(parts.diagonals, d_band, sizes, runs // bands),
         warps=4,
         stages=1,
         TILE=tile,
         ROW_BLOCKS=blocks,
         LAGS=lags,
-        BATCHES=_batches(b // bands, lags),
+        BATCHES=_batches(runs // bands, lags),
     )
-    return plan.summed(d_band, tuple(inputs.band.shape))
+    return plan.summed(d_band, tuple(band.shape))
 
 
-def _tails_gradient(plan: Any, parts: Any, inputs: Inputs, sizes: Sizes, tile: Tile) -> Any:
-    assert inputs.tails is not None
-    b, h, blocks, _ = parts.shape
-    tails, lags = inputs.tails.shape[1], 2 * max(tile.KEYS, blocks * tile.ROWS)
-    d_tails = plan.empty((4, tails, h, 1), torch.float32)
+def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: Sizes, tile: Tile) -> Any:
+    """[4, b|1, h|1, 1] from the sums of diagonals."""
+    (runs, h, blocks, _), count = parts.diagonals.shape, tails.shape[1]
+    lags = 2 * max(tile.KEYS, blocks * tile.ROWS)
+    d_tails = plan.empty((4, count, h, 1), torch.float32)
     plan.launch(
         short_tails_kernel,
-        (tails * h,),
-        *(parts, d_tails, sizes, b // tails),
+        (count * h,),
+        *(parts.diagonals, d_tails, sizes, runs // count),
         warps=4,
         stages=1,
         TILE=tile,
         ROW_BLOCKS=blocks,
         LAGS=lags,
-        BATCHES=_batches(b // tails, lags),
+        BATCHES=_batches(runs // count, lags),
     )
-    return plan.summed(d_tails, tuple(inputs.tails.shape))
+    return plan.summed(d_tails, tuple(tails.shape))
+
+
+def _table_gradient(plan: Any, parts: Any, table: Any) -> Any:
+    """[h|1, lag, d] from the programs' terms, which have zeros for the lags that nobody saw."""
+    (runs, h, blocks, used, d), width, cells = parts.shape, table.shape[1], 64
+    d_table = plan.empty((h, width, d), torch.float32)
+    plan.launch(
+        short_table_kernel,
+        (_ceil(width * d, cells), h),
+        *(parts, d_table, runs, h, used, width),
+        warps=4,
+        stages=1,
+        ROW_BLOCKS=blocks,
+        D=d,
+        CELLS=cells,
+        BATCHES=_batches(runs * blocks, cells),
+    )
+    return plan.summed(d_table, tuple(table.shape))
 
 
 def _batches(batches: int, lags: int) -> int:
@@ -172,20 +240,37 @@ def _batches(batches: int, lags: int) -> int:
     return min(2048 // lags, _padded(batches, 1))
 
 
-def forward_cut(n_q: int, n_k: int) -> Cut:
-    """How forward is cut: two programs of 64 rows keep more of the machine busy than one of 128."""
-    rows, keys = min(64, _padded(n_q, 16)), _padded(n_k, 16)
+def forward_cut(q: Any, n_k: int) -> Cut:
+    """Two programs of 64 rows keep more of the machine busy than one of 128."""
+    rows, keys = min(64, _padded(q.shape[2], 16)), _padded(n_k, 16)
+    if q.dtype == torch.float32:  # without tensor cores a thread holds more: fewer rows
+        rows = min(rows, 16 if keys > 64 else 32)
+        return Cut(rows, 8 if keys > 32 else 4)
     return Cut(rows, _warps(rows * keys))
 
 
-def backward_cut(n_q: int, n_k: int) -> Cut:
-    """How backward is cut: one block of rows, so that dK and dV are one product each."""
-    rows, keys = _padded(n_q, 16), _padded(n_k, 16)
-    return Cut(rows, _warps(rows * keys))
+def backward_cut(q: Any, n_k: int) -> Cut:
+    """One block of rows, so that dK and dV are one product each."""
+    rows, keys = _padded(q.shape[2], 16), _padded(n_k, 16)
+    if q.dtype == torch.float32:
+        rows = min(rows, 16 if keys > 32 else 32)
+        return Cut(rows, 8 if keys > 32 else 4)
+    return Cut(rows, _warps(rows * keys), run=4 if keys <= 16 else 2 if keys <= 32 else 1)
 
 
 def _warps(cells: int) -> int:
     return 8 if cells > 8192 else 4 if cells > 2048 else 2 if cells > 512 else 1
+
+
+def _run(cut: Cut, b: int, call: Call) -> int:
+    """Sequences of a program, which share a band and tails, and of which every program has all."""
+    batches = max(x.shape[axis] for x, axis in _batched(call)) if _batched(call) else 1
+    return math.gcd(cut.run, b // batches)
+
+
+def _batched(call: Call) -> list[tuple[Any, int]]:
+    pairs = [(call.inputs.band, 0), (call.inputs.tails, 1)]
+    return [(x, axis) for x, axis in pairs if call.band is not None and x is not None]
 
 
 def _tile(cut: Cut, n_q: int, n_k: int) -> Tile:
@@ -194,17 +279,63 @@ def _tile(cut: Cut, n_q: int, n_k: int) -> Tile:
     return Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
 
 
-def _kind(
-    q: Any, k: Any, v: Any, band: Any, inputs: Inputs, numbers: Numbers, tokens: bool
-) -> Kind:
-    d, d_v = q.shape[3], v.shape[3]
+def _short(call: Call, blocks: int, run: int, *, diagonals: bool, d_factor: bool) -> Short:
+    factor, table = (
+        0 if x is None else _padded(_used(_reach(x), call.numbers), 16) for x in _tables(call)
+    )
+    return Short(blocks, run, factor, table, diagonals, d_factor)
+
+
+def _tables(call: Call) -> tuple[Any, Any]:
+    """The key table and the value table."""
+    return None if call.factor is None else call.factor.table, call.inputs.table
+
+
+def _reach(table: Any) -> int:
+    return 0 if table is None else int(table.shape[1]) // 2
+
+
+def _used(reach: int, numbers: Numbers) -> int:
+    """How many lags of a table a call can see."""
+    return reach + 1 if numbers.after == 0 else 2 * reach + 1
+
+
+def _besides(q: Any, k: Any, call: Call) -> tuple[Any, ...]:
+    """The arguments besides rows that both kernels take, `sizes` last."""
+    inputs, numbers = call.inputs, call.numbers
+    factor, table = _tables(call)
+    scale = 1.0 if call.factor is None else call.factor.scale
+    reach = _reach(factor)
+    if inputs.band is not None:
+        reach = inputs.band.shape[-1] // 2
+    sizes = Sizes(
+        n_heads=q.shape[1],
+        groups=q.shape[1] // k.shape[1],
+        n_q=q.shape[2],
+        n_k=k.shape[2],
+        q_start=numbers.q_start,
+        reach=reach,
+        edge=0 if call.band is None else call.band.shape[-1] // 2,
+        value_reach=_reach(table),
+        before=numbers.before,
+        after=numbers.after,
+        far_start=0,
+        scale=numbers.scale,
+        dropout=numbers.dropout,
+    )
+    product = Product(Rows(None, 0, 0, 0), _table(factor), scale)
+    return _bias(call.band), product, _table(table), _visible(inputs), inputs.seed, sizes
+
+
+def _kind(q: Any, k: Any, v: Any, call: Call, tokens: bool) -> Kind:
+    d, d_v, inputs, numbers = q.shape[3], v.shape[3], call.inputs, call.numbers
     return Kind(
         D=d,
         D_V=d_v,
         BLOCK_D=_padded(d, 16),
         BLOCK_DV=_padded(d_v, 16),
         GROUPS=q.shape[1] // k.shape[1],
-        BAND=band is not None,
+        BAND=call.band is not None,
         RAW_BAND=False,
         EXTENT=False,
         TAILS=False,
@@ -224,24 +355,6 @@ def _kind(
     )
 
 
-def _sizes(q: Any, k: Any, band: Any, inputs: Inputs, numbers: Numbers) -> Sizes:
-    return Sizes(
-        n_heads=q.shape[1],
-        groups=q.shape[1] // k.shape[1],
-        n_q=q.shape[2],
-        n_k=k.shape[2],
-        q_start=numbers.q_start,
-        reach=0 if inputs.band is None else inputs.band.shape[-1] // 2,
-        edge=0 if band is None else band.shape[-1] // 2,
-        value_reach=0 if inputs.table is None else inputs.table.shape[1] // 2,
-        before=numbers.before,
-        after=numbers.after,
-        far_start=0,
-        scale=numbers.scale,
-        dropout=numbers.dropout,
-    )
-
-
 def _rows(x: Any) -> Rows:
     return Rows(x, *x.stride()[:3])
 
@@ -249,6 +362,10 @@ def _rows(x: Any) -> Rows:
 def _bias(band: Any) -> Bias:
     band_b, band_h = (0, 0) if band is None else _shared(band, 0, 1)
     return Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
+
+
+def _table(table: Any) -> Table:
+    return Table(None, 0) if table is None else Table(table, _shared(table, 0)[0])
 
 
 def _visible(inputs: Inputs) -> Visible:

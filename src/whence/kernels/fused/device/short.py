@@ -6,10 +6,16 @@ whole row in hand, delta = rowsum(P * dP) is one sum in float32.
 
 The logits are in base 2 (times log2 e), so that exp2 serves. lag = key - query; query row i stands
 at key position q_start + i. The band of a head is laid out in base 2 from lag -edge to lag edge,
-with its tails beyond its reach and -inf outside of the window, so a cell needs one look-up.
+with its tails beyond its reach and -inf outside of the window, so a cell needs one load.
 
-The gradient of a band is the sum of each diagonal of dS. Every program stores the sums of its own
-tile, and a second kernel adds them up over the batch in a fixed order, without atomics.
+Tables with a vector for each lag (Shaw et al.) are clipped at their reach. The bias of a key table
+is a product q @ table^T [row, lag], and a tile [row, key] of it is gathered within the rows; the
+other way, the cells of a lag in each row are gathered, and the two ends are sums. In a causal call
+only the lags up to 0 are there.
+
+The gradient of a band is the sum of each diagonal of dS. A program stores the sums of its own tile,
+and its terms of the gradients of tables; further kernels add them up over the batch in a fixed
+order, without atomics.
 """
 
 from typing import Any, NamedTuple
@@ -26,6 +32,28 @@ class HeadGradients(NamedTuple):
     d_q: Any
     d_k: Any
     d_v: Any
+
+
+class Parts(NamedTuple):
+    """A program's terms of the gradients that sequences share; float32 [runs, h, row blocks, ...].
+
+    Of a causal call's tables, only the lags up to 0 are stored.
+    """
+
+    diagonals: Any  # [..., 2 * keys]: sums of dS over each diagonal
+    factor: Any  # [..., lag, d]: d_factor of a product
+    table: Any  # [..., lag, d_v]
+
+
+class Short(NamedTuple):
+    """What these kernels are compiled for besides KIND and TILE; lags are powers of two."""
+
+    ROW_BLOCKS: int  # of a sequence
+    RUN: int  # sequences of one program; more than one only if ROW_BLOCKS and GROUPS are 1
+    KEY_LAGS: int  # rows of the key table, 0 without one
+    VALUE_LAGS: int  # rows of the value table, 0 without one
+    DIAGONALS: bool  # the sums of diagonals are wanted
+    D_FACTOR: bool  # the gradient of the key table is wanted
 
 
 @triton.jit
@@ -88,12 +116,73 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def exponentials(q, k, bias, visible, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+def load_table(table, h, reach, LAGS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The first LAGS rows of a head's table [2 * reach + 1, D], zeros beyond its edges."""
+    lag = tl.arange(0, LAGS)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    there = (lag < 2 * reach + 1) & (d < D)
+    return tl.load(table.ptr + h * table.stride_h + lag * D + d, mask=there, other=0.0)
+
+
+@triton.jit
+def by_key(by_lag, r, c, reach, sizes, CAUSAL: tl.constexpr):
+    """[row, lag] as [row, key]: the column of the clipped lag of every cell."""
+    last = reach
+    if CAUSAL:
+        last = 0
+    lag = c - (r + sizes.q_start)
+    return tl.gather(by_lag, tl.minimum(tl.maximum(lag, -reach), last) + reach, 1)
+
+
+@triton.jit
+def by_lag(by_key, r, c, reach, sizes, LAGS: tl.constexpr, CAUSAL: tl.constexpr):
+    """[row, key] as [row, lag]: the sum of the cells of every clipped lag; by_key's transpose."""
+    N: tl.constexpr = by_key.shape[1]
+    lag = c - (r + sizes.q_start)
+    column = tl.arange(0, LAGS)[None, :]
+    key = r + (sizes.q_start - reach) + column
+    # The last column is an end, unless it is lag 0 of a causal call.
+    stop = 2 * reach
+    if CAUSAL:
+        stop = reach + 1
+    inside = (key >= 0) & (key < N) & (column > 0) & (column < stop)
+    cells = tl.gather(by_key, tl.minimum(tl.maximum(key, 0), N - 1), 1)
+    cells = tl.where(inside, cells, 0.0)
+    left = tl.sum(tl.where((lag <= -reach) | (reach == 0), by_key, 0.0), 1)
+    cells = tl.where(column == 0, left[:, None], cells)
+    if not CAUSAL:
+        right = tl.sum(tl.where(lag >= reach, by_key, 0.0), 1)
+        cells = tl.where((column == stop) & (reach > 0), right[:, None], cells)
+    return cells
+
+
+@triton.jit
+def exponentials(
+    q,
+    k,
+    bias,
+    factor,
+    factor_scale,
+    visible,
+    b,
+    h,
+    r,
+    c,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    SHORT: tl.constexpr,
+):
     """exp2(logit - row maximum) and its sum in each row, 1 where a row may look at no key."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
     if KIND.BAND:
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
         logits += tl.load(band + (c - r))
+    if SHORT.KEY_LAGS > 0:
+        table = load_table(factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D)
+        product = tl.dot(q.to(tl.float32), tl.trans(table), input_precision=KIND.EXACT)
+        product = product * (factor_scale * LOG2E)
+        logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
     logits = masked(logits, visible, b, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -104,7 +193,19 @@ def exponentials(q, k, bias, visible, b, h, r, c, sizes, KIND: tl.constexpr, TIL
 
 @triton.jit(do_not_specialize=["sizes"])
 def short_forward_kernel(
-    q, k, v, out, bias, visible, seed, sizes, KIND: tl.constexpr, TILE: tl.constexpr
+    q,
+    k,
+    v,
+    out,
+    bias,
+    product,
+    table,
+    visible,
+    seed,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    SHORT: tl.constexpr,
 ):
     """The output of one head of one sequence (program 0), for a block of its rows (program 1)."""
     bh = tl.program_id(0).to(tl.int64)
@@ -117,10 +218,29 @@ def short_forward_kernel(
     q_tile = load_head(q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     k_tile = load_head(k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     v_tile = load_head(v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, bias, visible, b, h, r, c, sizes, KIND, TILE)
+    weights, total = exponentials(
+        q_tile,
+        k_tile,
+        bias,
+        product.factor,
+        product.scale,
+        visible,
+        b,
+        h,
+        r,
+        c,
+        sizes,
+        KIND,
+        TILE,
+        SHORT,
+    )
     if KIND.DROPOUT:
         weights = weights * dropout_factor(tl.load(seed) + bh, r, c, sizes.dropout)
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
+    if SHORT.VALUE_LAGS > 0:
+        mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
+        vectors = load_table(table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV)
+        rows = tl.dot(mass, vectors, rows, input_precision=KIND.EXACT)
     rows = rows / total[:, None]
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
@@ -159,16 +279,95 @@ def store_diagonals(ptr, tile, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def leading(x):
+    """float32 cut to the digits that tensor cores read.
+
+    Two products, of these and of what they leave, have float32's digits where the other factor was
+    in half precision, which tensor cores read whole.
+    """
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def table_terms(sums, by_lag, rows, KIND: tl.constexpr):
+    """sums + by_lag^T @ rows [lag, d], with float32's digits."""
+    rows = rows.to(tl.float32)
+    if KIND.PRECISION != "ieee":
+        rest = by_lag - leading(by_lag)
+        sums = tl.dot(tl.trans(rest), rows, sums, input_precision=KIND.PRECISION)
+        by_lag = by_lag - rest
+    return tl.dot(tl.trans(by_lag), rows, sums, input_precision=KIND.PRECISION)
+
+
+@triton.jit
+def store_table_part(ptr, part, sums, reach, CAUSAL: tl.constexpr, D: tl.constexpr):
+    """Store a program's terms of a table's gradient: the lags that the call can see, packed."""
+    used = 2 * reach + 1
+    if CAUSAL:
+        used = reach + 1
+    lag = tl.arange(0, sums.shape[0])[:, None]
+    d = tl.arange(0, sums.shape[1])[None, :]
+    tl.store(ptr + part * used * D + lag * D + d, sums, mask=(lag < used) & (d < D))
+
+
+@triton.jit
+def store_parts(
+    parts,
+    part,
+    diagonals,
+    d_factor,
+    d_table,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """Store a program's terms of what sequences share."""
+    if SHORT.DIAGONALS:
+        place = parts.diagonals + part * (2 * TILE.KEYS)
+        store_diagonals(place, diagonals, TILE.ROWS, TILE.KEYS)
+    if SHORT.D_FACTOR:
+        store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
+    if SHORT.VALUE_LAGS > 0:
+        store_table_part(parts.table, part, d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V)
+
+
+@triton.jit
+def zero_parts(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
+    """The sums of dS cell by cell, of d_factor and of d_table at their start; 0.0 if unwanted."""
+    ROWS: tl.constexpr = TILE.ROWS
+    KEYS: tl.constexpr = TILE.KEYS
+    BLOCK_D: tl.constexpr = KIND.BLOCK_D
+    BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
+    KEY_LAGS: tl.constexpr = SHORT.KEY_LAGS
+    VALUE_LAGS: tl.constexpr = SHORT.VALUE_LAGS
+    diagonals = 0.0
+    d_factor = 0.0
+    d_table = 0.0
+    if SHORT.DIAGONALS:
+        diagonals = tl.zeros([ROWS, KEYS], dtype=tl.float32)
+    if SHORT.D_FACTOR:
+        d_factor = tl.zeros([KEY_LAGS, BLOCK_D], dtype=tl.float32)
+    if SHORT.VALUE_LAGS > 0:
+        d_table = tl.zeros([VALUE_LAGS, BLOCK_DV], dtype=tl.float32)
+    return diagonals, d_factor, d_table
+
+
+@triton.jit
 def block_gradients(
     d_k,
     d_v,
+    diagonals,
+    d_factor,
+    d_table,
     k_tile,
     v_tile,
     q,
     d_out,
     d_q,
-    parts,
     bias,
+    product,
+    table,
     visible,
     seed,
     b,
@@ -177,36 +376,66 @@ def block_gradients(
     sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr,
-    DIAGONALS: tl.constexpr,
+    SHORT: tl.constexpr,
 ):
-    """Store what belongs to a block of rows alone; add its terms to dK / scale and to dV."""
+    """Store dQ of a block of rows; add its terms to dK / scale, dV and what rows share."""
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
     bh = b * sizes.n_heads + h
     q_tile = load_head(q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, bias, visible, b, h, r, c, sizes, KIND, TILE)
+    weights, total = exponentials(
+        q_tile,
+        k_tile,
+        bias,
+        product.factor,
+        product.scale,
+        visible,
+        b,
+        h,
+        r,
+        c,
+        sizes,
+        KIND,
+        TILE,
+        SHORT,
+    )
     weights = weights / total[:, None]
-    d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     met = weights
     if KIND.DROPOUT:
         factor = dropout_factor(tl.load(seed) + bh, r, c, sizes.dropout)
         met = weights * factor
+    if SHORT.VALUE_LAGS > 0:
+        mass = by_lag(met, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
+        d_table = table_terms(d_table, mass, d_rows, KIND)
+    d_v = tl.dot(tl.trans(met.to(d_rows.dtype)), d_rows, d_v, input_precision=KIND.PRECISION)
+    d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
+    if SHORT.VALUE_LAGS > 0:
+        vectors = load_table(table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV)
+        d_mass = tl.dot(d_rows.to(tl.float32), tl.trans(vectors), input_precision=KIND.EXACT)
+        d_weights += by_key(d_mass, r, c, sizes.value_reach, sizes, KIND.CAUSAL)
+    if KIND.DROPOUT:
         d_weights = d_weights * factor
-    met = met.to(d_rows.dtype)
-    d_v = tl.dot(tl.trans(met), d_rows, d_v, input_precision=KIND.PRECISION)
     delta = tl.sum(weights * d_weights, 1)
     d_logits = weights * (d_weights - delta[:, None])
     rounded = d_logits.to(q_tile.dtype)
     d_k = tl.dot(tl.trans(rounded), q_tile, d_k, input_precision=KIND.PRECISION)
     d_q_tile = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
-    store_head(d_q, d_q_tile, b, h, 0, sizes.n_q, sizes.n_heads, KIND.D, KIND.TOKENS, TILE.EVEN)
-    if DIAGONALS:
-        part = parts + (bh * ROW_BLOCKS + block) * (2 * TILE.KEYS)
-        store_diagonals(part, d_logits, TILE.ROWS, TILE.KEYS)
-    return d_k, d_v
+    if SHORT.KEY_LAGS > 0:
+        d_band = by_lag(d_logits, r, c, sizes.reach, sizes, SHORT.KEY_LAGS, KIND.CAUSAL)
+        d_band = d_band * product.scale
+        entries = load_table(product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D)
+        d_q_tile = tl.dot(d_band, entries, d_q_tile, input_precision=KIND.PRECISION)
+        if SHORT.D_FACTOR:
+            d_factor = table_terms(d_factor, d_band, q_tile, KIND)
+    store_head(d_q, d_q_tile, b, h, first, sizes.n_q, sizes.n_heads, KIND.D, KIND.TOKENS, TILE.EVEN)
+    if SHORT.DIAGONALS:
+        if SHORT.RUN == 1:
+            diagonals = d_logits
+        else:
+            diagonals += d_logits
+    return d_k, d_v, diagonals, d_factor, d_table
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -218,51 +447,70 @@ def short_backward_kernel(
     gradients,
     parts,
     bias,
+    product,
+    table,
     visible,
     seed,
     sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
-    ROW_BLOCKS: tl.constexpr,
-    DIAGONALS: tl.constexpr,
+    SHORT: tl.constexpr,
 ):
-    """All gradients of one key head of one sequence and of the query heads that share it."""
-    n_kv = sizes.n_heads // KIND.GROUPS
-    bh = tl.program_id(0).to(tl.int64)
-    b = bh // n_kv
-    h_kv = bh % n_kv
+    """All gradients of one key head of a run of sequences, and of the query heads that share it."""
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
-    k_tile = load_head(k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
-    v_tile = load_head(v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
-    d_k = tl.zeros([KEYS, BLOCK_D], dtype=tl.float32)
-    d_v = tl.zeros([KEYS, BLOCK_DV], dtype=tl.float32)
-    for step in tl.range(0, KIND.GROUPS * ROW_BLOCKS, num_stages=1):
-        d_k, d_v = block_gradients(
-            d_k,
-            d_v,
-            k_tile,
-            v_tile,
-            q,
-            d_out,
-            gradients.d_q,
-            parts,
-            bias,
-            visible,
-            seed,
-            b,
-            h_kv * KIND.GROUPS + step // ROW_BLOCKS,
-            step % ROW_BLOCKS,
-            sizes,
-            KIND,
-            TILE,
-            ROW_BLOCKS,
-            DIAGONALS,
+    ROW_BLOCKS: tl.constexpr = SHORT.ROW_BLOCKS
+    n_kv = sizes.n_heads // KIND.GROUPS
+    run = tl.program_id(0).to(tl.int64) // n_kv
+    h_kv = tl.program_id(0) % n_kv
+    diagonals, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
+    for each in tl.range(0, SHORT.RUN, num_stages=TILE.STAGES):
+        b = run * SHORT.RUN + each
+        k_tile = load_head(k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
+        v_tile = load_head(v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
+        d_k = tl.zeros([KEYS, BLOCK_D], dtype=tl.float32)
+        d_v = tl.zeros([KEYS, BLOCK_DV], dtype=tl.float32)
+        for step in tl.range(0, KIND.GROUPS * ROW_BLOCKS, num_stages=1):
+            h = h_kv * KIND.GROUPS + step // ROW_BLOCKS
+            block = step % ROW_BLOCKS
+            if SHORT.RUN == 1:
+                diagonals, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
+            d_k, d_v, diagonals, d_factor, d_table = block_gradients(
+                d_k,
+                d_v,
+                diagonals,
+                d_factor,
+                d_table,
+                k_tile,
+                v_tile,
+                q,
+                d_out,
+                gradients.d_q,
+                bias,
+                product,
+                table,
+                visible,
+                seed,
+                b,
+                h,
+                block,
+                sizes,
+                KIND,
+                TILE,
+                SHORT,
+            )
+            if SHORT.RUN == 1:
+                part = (run * sizes.n_heads + h) * ROW_BLOCKS + block
+                store_parts(parts, part, diagonals, d_factor, d_table, sizes, KIND, TILE, SHORT)
+        d_k = d_k * sizes.scale
+        store_head(gradients.d_k, d_k, b, h_kv, 0, sizes.n_k, n_kv, KIND.D, KIND.TOKENS, TILE.EVEN)
+        store_head(
+            gradients.d_v, d_v, b, h_kv, 0, sizes.n_k, n_kv, KIND.D_V, KIND.TOKENS, TILE.EVEN
         )
-    d_k = d_k * sizes.scale
-    store_head(gradients.d_k, d_k, b, h_kv, 0, sizes.n_k, n_kv, KIND.D, KIND.TOKENS, TILE.EVEN)
-    store_head(gradients.d_v, d_v, b, h_kv, 0, sizes.n_k, n_kv, KIND.D_V, KIND.TOKENS, TILE.EVEN)
+    if SHORT.RUN > 1:  # then a program has one head and one block of rows
+        part = run * sizes.n_heads + h_kv
+        store_parts(parts, part, diagonals, d_factor, d_table, sizes, KIND, TILE, SHORT)
 
 
 @triton.jit
@@ -342,3 +590,34 @@ def short_tails_kernel(
     tl.store(d_tails + kind + bh, tl.sum(left * distance, 0))
     tl.store(d_tails + 2 * kind + bh, tl.sum(right, 0))
     tl.store(d_tails + 3 * kind + bh, tl.sum(right * distance, 0))
+
+
+@triton.jit(do_not_specialize=["count", "used", "width", "n_heads"])
+def short_table_kernel(
+    parts,
+    d_table,
+    count,
+    n_heads,
+    used,
+    width,
+    ROW_BLOCKS: tl.constexpr,
+    D: tl.constexpr,
+    CELLS: tl.constexpr,
+    BATCHES: tl.constexpr,
+):
+    """A block of cells (program 0) of d_table [h, width, D] of one head (program 1).
+
+    Of `width` lags the parts [count, h, row blocks, used, D] have the first `used`.
+    """
+    h = tl.program_id(1).to(tl.int64)
+    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
+    sums = tl.zeros([BATCHES, CELLS], dtype=tl.float32)
+    for start in range(0, count * ROW_BLOCKS, BATCHES):
+        each = start + tl.arange(0, BATCHES)
+        row = (each // ROW_BLOCKS * n_heads + h) * ROW_BLOCKS + each % ROW_BLOCKS
+        sums += tl.load(
+            parts + row[:, None] * (used * D) + cell[None, :],
+            mask=(each < count * ROW_BLOCKS)[:, None] & (cell < used * D)[None, :],
+            other=0.0,
+        )
+    tl.store(d_table + h * (width * D) + cell, tl.sum(sums, 0), mask=cell < width * D)
