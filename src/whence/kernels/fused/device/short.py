@@ -94,6 +94,13 @@ def store_head(
 
 
 @triton.jit
+def store_keys(ptr, tile, b, h, D: tl.constexpr, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """Store a gradient of all keys of one key head."""
+    n_kv = sizes.n_heads // KIND.GROUPS
+    store_head(ptr, tile, b, h, 0, sizes.n_k, n_kv, D, KIND.TOKENS, TILE.EVEN)
+
+
+@triton.jit
 def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """-inf where a query may not look; a laid-out band has the window in it already."""
     WINDOW: tl.constexpr = (KIND.BEFORE or KIND.AFTER) and not KIND.BAND
@@ -135,25 +142,114 @@ def by_key(by_lag, r, c, reach, sizes, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def window(by_key, start, LAGS: tl.constexpr):
+    """Columns start..start + LAGS of every row, [row, LAGS]; zeros beyond the first and the last.
+
+    The keys are cut into chunks of LAGS. Turned by `start`, column j of every chunk holds a key
+    that is start + j modulo LAGS, and one chunk has the key itself: one exchange between threads a
+    cell, where a gather over all keys takes several.
+    """
+    M: tl.constexpr = by_key.shape[0]
+    N: tl.constexpr = by_key.shape[1]
+    WIDTH: tl.constexpr = LAGS if LAGS < N else N
+    CHUNKS: tl.constexpr = N // WIDTH
+    column = tl.arange(0, LAGS)[None, :]
+    if LAGS > N:
+        key = start + column
+        cells = tl.gather(by_key, tl.minimum(tl.maximum(key, 0), N - 1), 1)
+        cells = tl.where((key >= 0) & (key < N), cells, 0.0)
+    else:
+        chunks = tl.reshape(by_key, [M, CHUNKS, WIDTH])
+        key = tl.expand_dims(start + column, 1)
+        chunk = tl.arange(0, CHUNKS)[None, :, None]
+        within = key & (WIDTH - 1)
+        turned = tl.gather(chunks, within + 0 * chunk, 2)
+        cells = tl.sum(tl.where(key - within == chunk * WIDTH, turned, 0.0), 1)
+    return cells
+
+
+@triton.jit
 def by_lag(by_key, r, c, reach, sizes, LAGS: tl.constexpr, CAUSAL: tl.constexpr):
     """[row, key] as [row, lag]: the sum of the cells of every clipped lag; by_key's transpose."""
-    N: tl.constexpr = by_key.shape[1]
     lag = c - (r + sizes.q_start)
     column = tl.arange(0, LAGS)[None, :]
-    key = r + (sizes.q_start - reach) + column
     # The last column is an end, unless it is lag 0 of a causal call.
     stop = 2 * reach
     if CAUSAL:
         stop = reach + 1
-    inside = (key >= 0) & (key < N) & (column > 0) & (column < stop)
-    cells = tl.gather(by_key, tl.minimum(tl.maximum(key, 0), N - 1), 1)
-    cells = tl.where(inside, cells, 0.0)
+    cells = window(by_key, r + (sizes.q_start - reach), LAGS)
+    cells = tl.where((column > 0) & (column < stop), cells, 0.0)
     left = tl.sum(tl.where((lag <= -reach) | (reach == 0), by_key, 0.0), 1)
     cells = tl.where(column == 0, left[:, None], cells)
     if not CAUSAL:
         right = tl.sum(tl.where(lag >= reach, by_key, 0.0), 1)
         cells = tl.where((column == stop) & (reach > 0), right[:, None], cells)
     return cells
+
+
+@triton.jit
+def halves(x):
+    """float32 as a sum of two bfloat16, which leaves an error of 2^-17."""
+    large = x.to(tl.bfloat16)
+    return large, (x - large.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def leading(x):
+    """float32 cut to the digits that tensor cores read.
+
+    Two products, of these and of what they leave, have float32's digits where the other factor was
+    in half precision, which tensor cores read whole.
+    """
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rows_by_table(rows, table, KIND: tl.constexpr):
+    """rows [row, d] @ table^T [lag, d], with float32's digits.
+
+    bfloat16 rows meet the table as three bfloat16 pieces, which hold every digit of float32.
+    """
+    if rows.dtype == tl.bfloat16:
+        large, middle = halves(table)
+        small = (table - large.to(tl.float32) - middle.to(tl.float32)).to(tl.bfloat16)
+        product = tl.dot(rows, tl.trans(small))
+        product = tl.dot(rows, tl.trans(middle), product)
+        product = tl.dot(rows, tl.trans(large), product)
+    else:
+        product = tl.dot(rows.to(tl.float32), tl.trans(table), input_precision=KIND.EXACT)
+    return product
+
+
+@triton.jit
+def lags_by_table(sums, by_lag, table, rows, KIND: tl.constexpr):
+    """sums + by_lag [row, lag] @ table [lag, d]; in bfloat16, as `rows` are, with 16 digits."""
+    if rows.dtype == tl.bfloat16:
+        large, small = halves(by_lag)
+        table_large, table_small = halves(table)
+        sums = tl.dot(small, table_large, sums)
+        sums = tl.dot(large, table_small, sums)
+        sums = tl.dot(large, table_large, sums)
+    else:
+        sums = tl.dot(by_lag, table, sums, input_precision=KIND.EXACT)
+    return sums
+
+
+@triton.jit
+def rows_by_lags(sums, rows, by_lag, KIND: tl.constexpr):
+    """sums + rows^T [row, d] @ by_lag [row, lag]; in bfloat16 with 16 digits of by_lag."""
+    if rows.dtype == tl.bfloat16:
+        large, small = halves(by_lag)
+        sums = tl.dot(tl.trans(rows), small, sums)
+        sums = tl.dot(tl.trans(rows), large, sums)
+    else:
+        rows = tl.trans(rows.to(tl.float32))
+        if KIND.PRECISION != "ieee":
+            rest = by_lag - leading(by_lag)
+            sums = tl.dot(rows, rest, sums, input_precision=KIND.PRECISION)
+            by_lag = by_lag - rest
+        sums = tl.dot(rows, by_lag, sums, input_precision=KIND.PRECISION)
+    return sums
 
 
 @triton.jit
@@ -180,8 +276,7 @@ def exponentials(
         logits += tl.load(band + (c - r))
     if SHORT.KEY_LAGS > 0:
         table = load_table(factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D)
-        product = tl.dot(q.to(tl.float32), tl.trans(table), input_precision=KIND.EXACT)
-        product = product * (factor_scale * LOG2E)
+        product = rows_by_table(q, table, KIND) * (factor_scale * LOG2E)
         logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
     logits = masked(logits, visible, b, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
@@ -240,7 +335,7 @@ def short_forward_kernel(
     if SHORT.VALUE_LAGS > 0:
         mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
         vectors = load_table(table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV)
-        rows = tl.dot(mass, vectors, rows, input_precision=KIND.EXACT)
+        rows = lags_by_table(rows, mass, vectors, v_tile, KIND)
     rows = rows / total[:, None]
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
@@ -279,34 +374,13 @@ def store_diagonals(ptr, tile, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def leading(x):
-    """float32 cut to the digits that tensor cores read.
-
-    Two products, of these and of what they leave, have float32's digits where the other factor was
-    in half precision, which tensor cores read whole.
-    """
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def table_terms(sums, by_lag, rows, KIND: tl.constexpr):
-    """sums + by_lag^T @ rows [lag, d], with float32's digits."""
-    rows = rows.to(tl.float32)
-    if KIND.PRECISION != "ieee":
-        rest = by_lag - leading(by_lag)
-        sums = tl.dot(tl.trans(rest), rows, sums, input_precision=KIND.PRECISION)
-        by_lag = by_lag - rest
-    return tl.dot(tl.trans(by_lag), rows, sums, input_precision=KIND.PRECISION)
-
-
-@triton.jit
 def store_table_part(ptr, part, sums, reach, CAUSAL: tl.constexpr, D: tl.constexpr):
-    """Store a program's terms of a table's gradient: the lags that the call can see, packed."""
+    """Store a program's terms [d, lag] of a table's gradient as [lag, d]: the lags in sight."""
     used = 2 * reach + 1
     if CAUSAL:
         used = reach + 1
-    lag = tl.arange(0, sums.shape[0])[:, None]
-    d = tl.arange(0, sums.shape[1])[None, :]
+    d = tl.arange(0, sums.shape[0])[:, None]
+    lag = tl.arange(0, sums.shape[1])[None, :]
     tl.store(ptr + part * used * D + lag * D + d, sums, mask=(lag < used) & (d < D))
 
 
@@ -347,9 +421,9 @@ def zero_parts(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
     if SHORT.DIAGONALS:
         diagonals = tl.zeros([ROWS, KEYS], dtype=tl.float32)
     if SHORT.D_FACTOR:
-        d_factor = tl.zeros([KEY_LAGS, BLOCK_D], dtype=tl.float32)
+        d_factor = tl.zeros([BLOCK_D, KEY_LAGS], dtype=tl.float32)
     if SHORT.VALUE_LAGS > 0:
-        d_table = tl.zeros([VALUE_LAGS, BLOCK_DV], dtype=tl.float32)
+        d_table = tl.zeros([BLOCK_DV, VALUE_LAGS], dtype=tl.float32)
     return diagonals, d_factor, d_table
 
 
@@ -364,7 +438,7 @@ def block_gradients(
     v_tile,
     q,
     d_out,
-    d_q,
+    gradients,
     bias,
     product,
     table,
@@ -378,7 +452,11 @@ def block_gradients(
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """Store dQ of a block of rows; add its terms to dK / scale, dV and what rows share."""
+    """Store dQ of a block of rows; add its terms to dK / scale, dV and what rows share.
+
+    A single block stores dK and dV as soon as they are known, which frees their registers.
+    """
+    SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
@@ -408,28 +486,37 @@ def block_gradients(
         met = weights * factor
     if SHORT.VALUE_LAGS > 0:
         mass = by_lag(met, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
-        d_table = table_terms(d_table, mass, d_rows, KIND)
+        d_table = rows_by_lags(d_table, d_rows, mass, KIND)
     d_v = tl.dot(tl.trans(met.to(d_rows.dtype)), d_rows, d_v, input_precision=KIND.PRECISION)
-    d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
+    if SINGLE:
+        store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
     if SHORT.VALUE_LAGS > 0:
         vectors = load_table(table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV)
-        d_mass = tl.dot(d_rows.to(tl.float32), tl.trans(vectors), input_precision=KIND.EXACT)
-        d_weights += by_key(d_mass, r, c, sizes.value_reach, sizes, KIND.CAUSAL)
+        d_mass = rows_by_table(d_rows, vectors, KIND)
+        d_weights = by_key(d_mass, r, c, sizes.value_reach, sizes, KIND.CAUSAL)
+        d_weights = tl.dot(d_rows, tl.trans(v_tile), d_weights, input_precision=KIND.PRECISION)
+    else:
+        d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     if KIND.DROPOUT:
         d_weights = d_weights * factor
     delta = tl.sum(weights * d_weights, 1)
     d_logits = weights * (d_weights - delta[:, None])
     rounded = d_logits.to(q_tile.dtype)
     d_k = tl.dot(tl.trans(rounded), q_tile, d_k, input_precision=KIND.PRECISION)
-    d_q_tile = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
+    if SINGLE:
+        store_keys(gradients.d_k, d_k * sizes.scale, b, h, KIND.D, sizes, KIND, TILE)
+    d_q = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
     if SHORT.KEY_LAGS > 0:
         d_band = by_lag(d_logits, r, c, sizes.reach, sizes, SHORT.KEY_LAGS, KIND.CAUSAL)
         d_band = d_band * product.scale
         entries = load_table(product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D)
-        d_q_tile = tl.dot(d_band, entries, d_q_tile, input_precision=KIND.PRECISION)
+        d_q = lags_by_table(d_q, d_band, entries, q_tile, KIND)
         if SHORT.D_FACTOR:
-            d_factor = table_terms(d_factor, d_band, q_tile, KIND)
-    store_head(d_q, d_q_tile, b, h, first, sizes.n_q, sizes.n_heads, KIND.D, KIND.TOKENS, TILE.EVEN)
+            d_factor = rows_by_lags(d_factor, q_tile, d_band, KIND)
+    store_head(
+        *(gradients.d_q, d_q, b, h, first, sizes.n_q, sizes.n_heads),
+        *(KIND.D, KIND.TOKENS, TILE.EVEN),
+    )
     if SHORT.DIAGONALS:
         if SHORT.RUN == 1:
             diagonals = d_logits
@@ -486,7 +573,7 @@ def short_backward_kernel(
                 v_tile,
                 q,
                 d_out,
-                gradients.d_q,
+                gradients,
                 bias,
                 product,
                 table,
@@ -503,11 +590,9 @@ def short_backward_kernel(
             if SHORT.RUN == 1:
                 part = (run * sizes.n_heads + h) * ROW_BLOCKS + block
                 store_parts(parts, part, diagonals, d_factor, d_table, sizes, KIND, TILE, SHORT)
-        d_k = d_k * sizes.scale
-        store_head(gradients.d_k, d_k, b, h_kv, 0, sizes.n_k, n_kv, KIND.D, KIND.TOKENS, TILE.EVEN)
-        store_head(
-            gradients.d_v, d_v, b, h_kv, 0, sizes.n_k, n_kv, KIND.D_V, KIND.TOKENS, TILE.EVEN
-        )
+        if KIND.GROUPS * ROW_BLOCKS > 1:
+            store_keys(gradients.d_v, d_v, b, h_kv, KIND.D_V, sizes, KIND, TILE)
+            store_keys(gradients.d_k, d_k * sizes.scale, b, h_kv, KIND.D, sizes, KIND, TILE)
     if SHORT.RUN > 1:  # then a program has one head and one block of rows
         part = run * sizes.n_heads + h_kv
         store_parts(parts, part, diagonals, d_factor, d_table, sizes, KIND, TILE, SHORT)
