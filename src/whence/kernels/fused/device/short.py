@@ -107,9 +107,9 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
     if KIND.KEYS or KIND.SEGMENTS or WINDOW or not TILE.EVEN:
         seen = (c < sizes.n_k) & (r < sizes.n_q)
         if KIND.BEFORE and WINDOW:
-            seen = seen & (c - (r + sizes.q_start) >= -sizes.before)
+            seen = seen & (c >= r + (sizes.q_start - sizes.before))
         if KIND.AFTER and WINDOW:
-            seen = seen & (c - (r + sizes.q_start) <= sizes.after)
+            seen = seen & (c <= r + (sizes.q_start + sizes.after))
         if KIND.KEYS:
             keys = visible.keys + b * visible.keys_b + c
             seen = seen & (tl.load(keys, mask=c < sizes.n_k, other=0) != 0)
@@ -134,11 +134,11 @@ def load_table(table, h, reach, LAGS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl
 @triton.jit
 def by_key(by_lag, r, c, reach, sizes, CAUSAL: tl.constexpr):
     """[row, lag] as [row, key]: the column of the clipped lag of every cell."""
-    last = reach
+    last = 2 * reach
     if CAUSAL:
-        last = 0
-    lag = c - (r + sizes.q_start)
-    return tl.gather(by_lag, tl.minimum(tl.maximum(lag, -reach), last) + reach, 1)
+        last = reach
+    column = c - (r + (sizes.q_start - reach))
+    return tl.gather(by_lag, tl.minimum(tl.maximum(column, 0), last), 1)
 
 
 @triton.jit
@@ -171,7 +171,6 @@ def window(by_key, start, LAGS: tl.constexpr):
 @triton.jit
 def by_lag(by_key, r, c, reach, sizes, LAGS: tl.constexpr, CAUSAL: tl.constexpr):
     """[row, key] as [row, lag]: the sum of the cells of every clipped lag; by_key's transpose."""
-    lag = c - (r + sizes.q_start)
     column = tl.arange(0, LAGS)[None, :]
     # The last column is an end, unless it is lag 0 of a causal call.
     stop = 2 * reach
@@ -179,10 +178,12 @@ def by_lag(by_key, r, c, reach, sizes, LAGS: tl.constexpr, CAUSAL: tl.constexpr)
         stop = reach + 1
     cells = window(by_key, r + (sizes.q_start - reach), LAGS)
     cells = tl.where((column > 0) & (column < stop), cells, 0.0)
-    left = tl.sum(tl.where((lag <= -reach) | (reach == 0), by_key, 0.0), 1)
+    # A key is compared with a bound of its row: a tile of lags would take a register a cell.
+    end = tl.where(reach == 0, by_key.shape[1], r + (sizes.q_start - reach))
+    left = tl.sum(tl.where(c <= end, by_key, 0.0), 1)
     cells = tl.where(column == 0, left[:, None], cells)
     if not CAUSAL:
-        right = tl.sum(tl.where(lag >= reach, by_key, 0.0), 1)
+        right = tl.sum(tl.where(c >= r + (sizes.q_start + reach), by_key, 0.0), 1)
         cells = tl.where((column == stop) & (reach > 0), right[:, None], cells)
     return cells
 
@@ -385,28 +386,6 @@ def store_table_part(ptr, part, sums, reach, CAUSAL: tl.constexpr, D: tl.constex
 
 
 @triton.jit
-def store_parts(
-    parts,
-    part,
-    diagonals,
-    d_factor,
-    d_table,
-    sizes,
-    KIND: tl.constexpr,
-    TILE: tl.constexpr,
-    SHORT: tl.constexpr,
-):
-    """Store a program's terms of what sequences share."""
-    if SHORT.DIAGONALS:
-        place = parts.diagonals + part * (2 * TILE.KEYS)
-        store_diagonals(place, diagonals, TILE.ROWS, TILE.KEYS)
-    if SHORT.D_FACTOR:
-        store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
-    if SHORT.VALUE_LAGS > 0:
-        store_table_part(parts.table, part, d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V)
-
-
-@triton.jit
 def zero_parts(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
     """The sums of dS cell by cell, of d_factor and of d_table at their start; 0.0 if unwanted."""
     ROWS: tl.constexpr = TILE.ROWS
@@ -439,6 +418,7 @@ def block_gradients(
     q,
     d_out,
     gradients,
+    parts,
     bias,
     product,
     table,
@@ -452,15 +432,17 @@ def block_gradients(
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """Store dQ of a block of rows; add its terms to dK / scale, dV and what rows share.
+    """Store dQ of a block of rows; add its terms to dK / scale, dV and what sequences share.
 
-    A single block stores dK and dV as soon as they are known, which frees their registers.
+    What nothing is added to later is stored as soon as it is known, which frees its registers: dK
+    and dV of a single block, the terms of what sequences share if a program has one sequence.
     """
     SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
     bh = b * sizes.n_heads + h
+    part = bh * SHORT.ROW_BLOCKS + block
     q_tile = load_head(q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
     weights, total = exponentials(
@@ -479,14 +461,22 @@ def block_gradients(
         TILE,
         SHORT,
     )
+    if KIND.DROPOUT:
+        factor = dropout_factor(tl.load(seed) + bh, r, c, sizes.dropout)
+    if SHORT.VALUE_LAGS > 0:
+        # The masses come from the weights before their division: were they to come from those
+        # after it, the compiler would hold these in three layouts at once.
+        met = weights
+        if KIND.DROPOUT:
+            met = weights * factor
+        mass = by_lag(met, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
+        d_table = rows_by_lags(d_table, d_rows, mass / total[:, None], KIND)
+        if SHORT.RUN == 1:
+            store_table_part(parts.table, part, d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V)
     weights = weights / total[:, None]
     met = weights
     if KIND.DROPOUT:
-        factor = dropout_factor(tl.load(seed) + bh, r, c, sizes.dropout)
         met = weights * factor
-    if SHORT.VALUE_LAGS > 0:
-        mass = by_lag(met, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
-        d_table = rows_by_lags(d_table, d_rows, mass, KIND)
     d_v = tl.dot(tl.trans(met.to(d_rows.dtype)), d_rows, d_v, input_precision=KIND.PRECISION)
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
@@ -513,13 +503,16 @@ def block_gradients(
         d_q = lags_by_table(d_q, d_band, entries, q_tile, KIND)
         if SHORT.D_FACTOR:
             d_factor = rows_by_lags(d_factor, q_tile, d_band, KIND)
+            if SHORT.RUN == 1:
+                store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
     store_head(
         *(gradients.d_q, d_q, b, h, first, sizes.n_q, sizes.n_heads),
         *(KIND.D, KIND.TOKENS, TILE.EVEN),
     )
     if SHORT.DIAGONALS:
         if SHORT.RUN == 1:
-            diagonals = d_logits
+            place = parts.diagonals + part * (2 * TILE.KEYS)
+            store_diagonals(place, d_logits, TILE.ROWS, TILE.KEYS)
         else:
             diagonals += d_logits
     return d_k, d_v, diagonals, d_factor, d_table
@@ -574,6 +567,7 @@ def short_backward_kernel(
                 q,
                 d_out,
                 gradients,
+                parts,
                 bias,
                 product,
                 table,
@@ -587,15 +581,18 @@ def short_backward_kernel(
                 TILE,
                 SHORT,
             )
-            if SHORT.RUN == 1:
-                part = (run * sizes.n_heads + h) * ROW_BLOCKS + block
-                store_parts(parts, part, diagonals, d_factor, d_table, sizes, KIND, TILE, SHORT)
         if KIND.GROUPS * ROW_BLOCKS > 1:
             store_keys(gradients.d_v, d_v, b, h_kv, KIND.D_V, sizes, KIND, TILE)
             store_keys(gradients.d_k, d_k * sizes.scale, b, h_kv, KIND.D, sizes, KIND, TILE)
     if SHORT.RUN > 1:  # then a program has one head and one block of rows
         part = run * sizes.n_heads + h_kv
-        store_parts(parts, part, diagonals, d_factor, d_table, sizes, KIND, TILE, SHORT)
+        if SHORT.DIAGONALS:
+            place = parts.diagonals + part * (2 * KEYS)
+            store_diagonals(place, diagonals, TILE.ROWS, KEYS)
+        if SHORT.D_FACTOR:
+            store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
+        if SHORT.VALUE_LAGS > 0:
+            store_table_part(parts.table, part, d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V)
 
 
 @triton.jit
