@@ -11,7 +11,8 @@ from torch import Tensor
 from whence import LagBias, LagValues, Line, Mask, attend
 from whence.kernels.fused import short
 from whence.kernels.fused.short import Call, Cut, Factor, Wanted
-from whence.kernels.triton_inputs import Inputs, Numbers
+from whence.kernels.triton_inputs import Inputs, Numbers, Tiles
+from whence.kernels.triton_launch import forward
 from whence.lag import QueryBias
 
 pytestmark = pytest.mark.triton
@@ -165,3 +166,52 @@ def test_a_program_may_take_several_sequences(seed: int) -> None:
     case = random_case(seed)
     wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
     compare(case, wanted, tokens=False, cut=Cut(rows=64, warps=4, run=6))
+
+
+def plain_case(b: int, h: int, kv_heads: int, n: int, d: int, **numbers: Any) -> Case:
+    """Random q, k, v without a bias."""
+    q = torch.randn(b, h, n, d).requires_grad_()
+    k, v = (torch.randn(b, kv_heads, n, d).requires_grad_() for _ in range(2))
+    call = Call(None, None, NO_INPUTS, Numbers(d**-0.5, 0, -1, -1, 0.0, False)._replace(**numbers))
+    return Case(q, k, v, call, {}, {"q": q, "k": k, "v": v})
+
+
+def test_dropout_drops_the_same_weights_as_the_other_kernels_and_again_in_backward() -> None:
+    n, p = 24, 0.4
+    case = plain_case(2, 2, 2, n, 16, dropout=p)
+    table = torch.randn(2, 5, 16).requires_grad_()
+    inputs = NO_INPUTS._replace(table=table, seed=torch.tensor(7))
+    case = case._replace(
+        call=case.call._replace(inputs=inputs), leaves={**case.leaves, "table": table}
+    )
+    # With the identity as values, the output is the weights.
+    eye = torch.eye(n).expand(2, 2, n, n).contiguous()
+    bare = case.call._replace(inputs=inputs._replace(table=None))
+    with torch.no_grad():
+        weights = torch.softmax(case.q @ case.k.mT * 0.25, -1)
+        keep = short.forward(Immediate(), case.q, case.k, eye, bare, tokens=False) / weights
+        other = forward(
+            case.q, case.k, eye, bare.inputs, bare.numbers, Tiles(16, 16, 4, 1), recorded=False
+        )
+    torch.testing.assert_close(keep, other[0] / weights, rtol=1e-4, atol=1e-5)
+    assert 0.3 < (keep == 0).float().mean().item() < 0.5
+    weights = torch.softmax(case.q @ case.k.mT * 0.25, -1) * keep
+    lag = torch.arange(n)[None] - torch.arange(n)[:, None]
+    vectors = table[:, lag.clamp(-2, 2) + 2]
+    wanted = weights @ case.v + torch.einsum("bhqk,hqkd->bhqd", weights, vectors)
+    compare(case, wanted, tokens=False)
+
+
+def test_what_is_too_long_or_has_too_many_lags_does_not_fit() -> None:
+    q, k, v, call = plain_case(1, 1, 1, 128, 64)[:4]
+    half = [x.to(torch.bfloat16) for x in (q, k, v)]
+    assert short.fits(q, k, v, call)
+    assert short.fits(*(torch.cat([x, x], -1) for x in half), call)
+    assert not short.fits(*(torch.cat([x, x], -1) for x in (q, k, v)), call)
+    assert not short.fits(*(torch.cat([x, x[:, :, :1]], 2) for x in half), call)
+    factor = Factor(1.0, torch.randn(1, 65, 64))
+    assert not short.fits(*half, call._replace(factor=factor))
+    assert short.fits(*half, call._replace(factor=factor, numbers=call.numbers._replace(after=0)))
+    near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
+    assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 100 + 1)))
+    assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 127 + 1)))
