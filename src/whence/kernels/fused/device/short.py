@@ -342,14 +342,16 @@ def short_forward_kernel(
 
 
 @triton.jit
-def store_diagonals(ptr, tile, M: tl.constexpr, N: tl.constexpr):
-    """The sum of every diagonal of a tile [M, N], M <= N: that of c - r = t at place t modulo 2 N.
+def diagonal_sums(tile):
+    """The sums of the diagonals c - r = 0..N - 1 and c - r = -N..-1 of a tile [M, N], M <= N.
 
     The tile is cut into blocks of STEP x STEP cells. Within a block, row r is turned by r, so that
     a column t holds the cells with c - r = t and, below them, those with c - r = t - STEP: one
     exchange between neighbouring threads a cell. The sums [block row, block column, t] that are
     left are few, and the blocks' own diagonals are summed in the same way.
     """
+    M: tl.constexpr = tile.shape[0]
+    N: tl.constexpr = tile.shape[1]
     STEP: tl.constexpr = 32 if M >= 32 else M
     ROW_STEPS: tl.constexpr = M // STEP
     KEY_STEPS: tl.constexpr = N // STEP
@@ -369,9 +371,16 @@ def store_diagonals(ptr, tile, M: tl.constexpr, N: tl.constexpr):
     lower = tl.gather(lower, (turn + 1) % KEY_STEPS, 1)
     right = tl.where(turn < KEY_STEPS, upper, 0.0) + tl.where(turn + 1 < KEY_STEPS, lower, 0.0)
     left = tl.where(turn < KEY_STEPS, 0.0, upper) + tl.where(turn + 1 < KEY_STEPS, 0.0, lower)
-    place = tl.arange(0, KEY_STEPS)[:, None] * STEP + tl.arange(0, STEP)[None, :]
-    tl.store(ptr + place, tl.sum(right, 0))
-    tl.store(ptr + N + place, tl.sum(left, 0))
+    return tl.reshape(tl.sum(right, 0), [N]), tl.reshape(tl.sum(left, 0), [N])
+
+
+@triton.jit
+def store_diagonals(ptr, part, right, left):
+    """Store a program's sums of diagonals: that of c - r = t at place t modulo 2 N."""
+    N: tl.constexpr = right.shape[0]
+    place = ptr + part * (2 * N) + tl.arange(0, N)
+    tl.store(place, right)
+    tl.store(place + N, left)
 
 
 @triton.jit
@@ -387,30 +396,32 @@ def store_table_part(ptr, part, sums, reach, CAUSAL: tl.constexpr, D: tl.constex
 
 @triton.jit
 def zero_parts(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
-    """The sums of dS cell by cell, of d_factor and of d_table at their start; 0.0 if unwanted."""
-    ROWS: tl.constexpr = TILE.ROWS
+    """The sums of diagonals, of d_factor and of d_table at their start; 0.0 if unwanted."""
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
     KEY_LAGS: tl.constexpr = SHORT.KEY_LAGS
     VALUE_LAGS: tl.constexpr = SHORT.VALUE_LAGS
-    diagonals = 0.0
+    right = 0.0
+    left = 0.0
     d_factor = 0.0
     d_table = 0.0
     if SHORT.DIAGONALS:
-        diagonals = tl.zeros([ROWS, KEYS], dtype=tl.float32)
+        right = tl.zeros([KEYS], dtype=tl.float32)
+        left = tl.zeros([KEYS], dtype=tl.float32)
     if SHORT.D_FACTOR:
         d_factor = tl.zeros([BLOCK_D, KEY_LAGS], dtype=tl.float32)
     if SHORT.VALUE_LAGS > 0:
         d_table = tl.zeros([BLOCK_DV, VALUE_LAGS], dtype=tl.float32)
-    return diagonals, d_factor, d_table
+    return right, left, d_factor, d_table
 
 
 @triton.jit
 def block_gradients(
     d_k,
     d_v,
-    diagonals,
+    right,
+    left,
     d_factor,
     d_table,
     k_tile,
@@ -510,12 +521,12 @@ def block_gradients(
         *(KIND.D, KIND.TOKENS, TILE.EVEN),
     )
     if SHORT.DIAGONALS:
+        more_right, more_left = diagonal_sums(d_logits)
+        right += more_right
+        left += more_left
         if SHORT.RUN == 1:
-            place = parts.diagonals + part * (2 * TILE.KEYS)
-            store_diagonals(place, d_logits, TILE.ROWS, TILE.KEYS)
-        else:
-            diagonals += d_logits
-    return d_k, d_v, diagonals, d_factor, d_table
+            store_diagonals(parts.diagonals, part, right, left)
+    return d_k, d_v, right, left, d_factor, d_table
 
 
 @triton.jit(do_not_specialize=["sizes"])
@@ -544,7 +555,7 @@ def short_backward_kernel(
     n_kv = sizes.n_heads // KIND.GROUPS
     run = tl.program_id(0).to(tl.int64) // n_kv
     h_kv = tl.program_id(0) % n_kv
-    diagonals, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
+    right, left, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
     for each in tl.range(0, SHORT.RUN, num_stages=TILE.STAGES):
         b = run * SHORT.RUN + each
         k_tile = load_head(k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
@@ -555,11 +566,12 @@ def short_backward_kernel(
             h = h_kv * KIND.GROUPS + step // ROW_BLOCKS
             block = step % ROW_BLOCKS
             if SHORT.RUN == 1:
-                diagonals, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
-            d_k, d_v, diagonals, d_factor, d_table = block_gradients(
+                right, left, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
+            d_k, d_v, right, left, d_factor, d_table = block_gradients(
                 d_k,
                 d_v,
-                diagonals,
+                right,
+                left,
                 d_factor,
                 d_table,
                 k_tile,
@@ -587,8 +599,7 @@ def short_backward_kernel(
     if SHORT.RUN > 1:  # then a program has one head and one block of rows
         part = run * sizes.n_heads + h_kv
         if SHORT.DIAGONALS:
-            place = parts.diagonals + part * (2 * KEYS)
-            store_diagonals(place, diagonals, TILE.ROWS, KEYS)
+            store_diagonals(parts.diagonals, part, right, left)
         if SHORT.D_FACTOR:
             store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
         if SHORT.VALUE_LAGS > 0:
@@ -596,7 +607,7 @@ def short_backward_kernel(
 
 
 @triton.jit
-def diagonal_sums(
+def sums_at(
     parts,
     lag,
     first,
@@ -642,7 +653,7 @@ def short_band_kernel(
     h = bh % sizes.n_heads
     place = tl.program_id(0) * LAGS + tl.arange(0, LAGS)
     lag = place - sizes.reach
-    sums = diagonal_sums(parts, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
+    sums = sums_at(parts, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
     width = 2 * sizes.reach + 1
     tl.store(d_band + bh * width + place, sums, mask=place < width)
 
@@ -663,7 +674,7 @@ def short_tails_kernel(
     first = bh // sizes.n_heads * batches
     h = bh % sizes.n_heads
     lag = tl.arange(0, LAGS) - (LAGS // 2 + sizes.q_start)
-    sums = diagonal_sums(parts, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
+    sums = sums_at(parts, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
     kind = tl.num_programs(0).to(tl.int64)
     distance = tl.abs(lag).to(tl.float32)
     left = tl.where(lag < -sizes.reach, sums, 0.0)
