@@ -10,15 +10,16 @@ from torch import Tensor
 
 from whence import LagBias, LagValues, Line, Mask, attend
 from whence.kernels.fused import short
-from whence.kernels.fused.short import Call, Cut, Factor, Wanted
-from whence.kernels.triton_inputs import Inputs, Numbers, Tiles
+from whence.kernels.fused.inputs import Inputs, Numbers, Product, Wanted
+from whence.kernels.fused.short import Call, Cut
+from whence.kernels.triton_inputs import Tiles
 from whence.kernels.triton_launch import forward
 from whence.lag import QueryBias
 
 pytestmark = pytest.mark.triton
 
 LOG2E = 1.4426950408889634
-NO_INPUTS = Inputs(None, None, None, None, None, None, None, None)
+NO_INPUTS = Inputs()
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +105,7 @@ def random_case(seed: int) -> Case:
         q_segment, k_segment = (x.to(torch.int32) for x in segments)
         inputs = inputs._replace(q_segment=q_segment, k_segment=k_segment)
     bias: LagBias | None = None
-    band, factor, reach = None, None, pick([0, 1, 3, 9, 60])
+    band, product, reach = None, None, pick([0, 1, 3, 9, 60])
     kind = pick(["none", "band", "tails", "tails", "product", "product"])
     if kind in ("band", "tails"):
         heads, batches = pick([1, h]), pick([1, 1, b])
@@ -117,8 +118,8 @@ def random_case(seed: int) -> Case:
         band = laid_out(bias, reach + 256, before, after)
     elif kind == "product":
         reach = min(reach, 20)
-        factor = Factor(0.4, leaf("factor", pick([1, h]), 2 * reach + 1, d))
-        bias = QueryBias(q, factor.table, scale=factor.scale)
+        product = Product(0.4, None, leaf("factor", pick([1, h]), 2 * reach + 1, d))
+        bias = QueryBias(q, product.table, scale=product.scale)
     values = None
     if kind == "product" or pick([True, False, False]):
         inputs = inputs._replace(table=leaf("table", pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v))
@@ -132,7 +133,7 @@ def random_case(seed: int) -> Case:
         "q_start": q_start,
     }
     numbers = Numbers(scale, q_start, before, after, 0.0, kind == "tails")
-    return Case(q, k, v, Call(band, factor, inputs, numbers), options, leaves)
+    return Case(q, k, v, Call(band, product, inputs, numbers), options, leaves)
 
 
 EVERYTHING = Wanted(band=True, tails=True, factor=True)
@@ -209,9 +210,9 @@ def test_what_is_too_long_or_has_too_many_lags_does_not_fit() -> None:
     assert short.fits(*(torch.cat([x, x], -1) for x in half), call)
     assert not short.fits(*(torch.cat([x, x], -1) for x in (q, k, v)), call)
     assert not short.fits(*(torch.cat([x, x[:, :, :1]], 2) for x in half), call)
-    factor = Factor(1.0, torch.randn(1, 65, 64))
-    assert not short.fits(*half, call._replace(factor=factor))
-    assert short.fits(*half, call._replace(factor=factor, numbers=call.numbers._replace(after=0)))
+    product = Product(1.0, None, torch.randn(1, 65, 64))
+    assert not short.fits(*half, call._replace(product=product))
+    assert short.fits(*half, call._replace(product=product, numbers=call.numbers._replace(after=0)))
     near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
     assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 100 + 1)))
     assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 127 + 1)))

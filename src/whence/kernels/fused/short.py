@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whence.kernels.fused.device.arguments import (
-    Bias,
-    Kind,
-    Product,
-    Rows,
-    Sizes,
-    Table,
-    Tile,
-    Visible,
-)
+from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Parts,
@@ -29,46 +20,19 @@ from whence.kernels.fused.device.short import (
     short_table_kernel,
     short_tails_kernel,
 )
-from whence.kernels.triton_inputs import Inputs, Numbers, exact_of, precision_of
+from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
 
 LONGEST = 128  # queries, keys and columns of a head
 MOST_LAGS = 64  # of a table's lags that a call can see
-
-
-class Factor(NamedTuple):
-    """The table of a band that is scale * q @ table^T, clipped: float32 [h|1, lag, d], packed."""
-
-    scale: float
-    table: Any
 
 
 class Call(NamedTuple):
     """A call besides q, k and v."""
 
     band: Any  # laid out, float32 [b|1, h|1, 1, 2 * edge + 1]; None without a band
-    factor: Factor | None
+    product: Product | None  # its query is the q of the attention: None
     inputs: Inputs  # its band and tails are read for their shapes alone
     numbers: Numbers
-
-
-class Wanted(NamedTuple):
-    """Which gradients besides those of q, k, v and a value table are asked for."""
-
-    band: bool
-    tails: bool
-    factor: bool
-
-
-class ShortGradients(NamedTuple):
-    """Gradients of a call, None for what it does not have or nobody wants."""
-
-    q: Any
-    k: Any
-    v: Any
-    band: Any  # float32 from here on, each of the shape of the call's own tensor
-    tails: Any
-    factor: Any
-    table: Any
 
 
 class Cut(NamedTuple):
@@ -92,6 +56,8 @@ def fits(q: Any, k: Any, v: Any, call: Call) -> bool:
     longest, widest = max(n_q, n_k), max(q.shape[3], v.shape[3])
     if max(longest, widest) > LONGEST or numbers.far:
         return False
+    if call.product is not None and call.product.query is not None:
+        return False
     if q.dtype == torch.float32 and longest > 64 and widest > 64:
         return False
     lags = [x.shape[1] // 2 for x in _tables(call) if x is not None]
@@ -101,7 +67,7 @@ def fits(q: Any, k: Any, v: Any, call: Call) -> bool:
         return True
     edge = call.band.shape[-1] // 2
     laid_out = max(16, _padded(longest, 16)) - 1 + abs(numbers.q_start) <= edge
-    return bool(call.factor is None and call.band.shape[2] == 1 and laid_out)
+    return bool(call.product is None and call.band.shape[2] == 1 and laid_out)
 
 
 def forward(
@@ -110,13 +76,14 @@ def forward(
     """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     cut = forward_cut(q, n_k) if cut is None else cut
-    tile = _tile(cut, n_q, n_k)
+    tile, sizes = _tile(cut, n_q, n_k), _sizes(q, k, call)
     out = plan.empty((b, h, n_q, v.shape[3]), q.dtype, tokens=tokens)
     plan.launch(
         short_forward_kernel,
         (b * h, _ceil(n_q, tile.ROWS)),
         *(_rows(q), _rows(k), _rows(v), out),
-        *_besides(q, k, call),
+        *_besides(call),
+        *a.scalars(sizes),
         warps=cut.warps,
         stages=1,
         KIND=_kind(q, k, v, call, tokens),
@@ -137,7 +104,7 @@ def backward(
     *,
     tokens: bool,
     cut: Cut | None = None,
-) -> ShortGradients:
+) -> Gradients:
     """Gradients of q, k, v and what is wanted, from the inputs alone."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     cut = backward_cut(q, n_k) if cut is None else cut
@@ -156,19 +123,20 @@ def backward(
         part(d_factor, _used(_reach(factor), call.numbers), q.shape[3]),
         part(table is not None, _used(_reach(table), call.numbers), v.shape[3]),
     )
-    besides = _besides(q, k, call)
+    sizes = _sizes(q, k, call)
     plan.launch(
         short_backward_kernel,
         (b // run * k.shape[1],),
         *(_rows(q), _rows(k), _rows(v), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
-        *besides,
+        *_besides(call),
+        *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
         SHORT=_short(call, blocks, run, diagonals=diagonals, d_factor=d_factor),
     )
-    band, tails, sizes = call.inputs.band, call.inputs.tails, besides[-1]
+    band, tails = call.inputs.band, call.inputs.tails
     d_band, d_tails = None, None
     if diagonals and wanted.band:
         d_band = _band_gradient(plan, parts, band, sizes, tile)
@@ -176,10 +144,10 @@ def backward(
         d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
     of_factor = _table_gradient(plan, parts.factor, factor) if d_factor else None
     of_table = _table_gradient(plan, parts.table, table) if table is not None else None
-    return ShortGradients(d_q, d_k, d_v, d_band, d_tails, of_factor, of_table)
+    return Gradients(d_q, d_k, d_v, None, of_factor, d_band, d_tails, of_table, ())
 
 
-def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: Sizes, tile: Tile) -> Any:
+def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
     """[b|1, h|1, 1, lag] from the sums of diagonals."""
     (runs, h, blocks, _), lags = parts.diagonals.shape, 32
     bands, width = band.shape[0], band.shape[-1]
@@ -187,7 +155,7 @@ def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: Sizes, tile: Tile)
     plan.launch(
         short_band_kernel,
         (_ceil(width, lags), bands * h),
-        *(parts.diagonals, d_band, sizes, runs // bands),
+        *(parts.diagonals, d_band, runs // bands, *a.scalars(sizes)),
         warps=4,
         stages=1,
         TILE=tile,
@@ -198,7 +166,7 @@ def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: Sizes, tile: Tile)
     return plan.summed(d_band, tuple(band.shape))
 
 
-def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: Sizes, tile: Tile) -> Any:
+def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
     """[4, b|1, h|1, 1] from the sums of diagonals."""
     (runs, h, blocks, _), count = parts.diagonals.shape, tails.shape[1]
     lags = 2 * max(tile.KEYS, blocks * tile.ROWS)
@@ -206,7 +174,7 @@ def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: Sizes, tile: Til
     plan.launch(
         short_tails_kernel,
         (count * h,),
-        *(parts.diagonals, d_tails, sizes, runs // count),
+        *(parts.diagonals, d_tails, runs // count, *a.scalars(sizes)),
         warps=4,
         stages=1,
         TILE=tile,
@@ -273,10 +241,10 @@ def _batched(call: Call) -> list[tuple[Any, int]]:
     return [(x, axis) for x, axis in pairs if call.band is not None and x is not None]
 
 
-def _tile(cut: Cut, n_q: int, n_k: int) -> Tile:
+def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
     """All keys, and never more rows than keys, for the sums of diagonals."""
     keys = max(cut.rows, _padded(n_k, 16))
-    return Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
+    return a.Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
 
 
 def _short(call: Call, blocks: int, run: int, *, diagonals: bool, d_factor: bool) -> Short:
@@ -288,7 +256,7 @@ def _short(call: Call, blocks: int, run: int, *, diagonals: bool, d_factor: bool
 
 def _tables(call: Call) -> tuple[Any, Any]:
     """The key table and the value table."""
-    return None if call.factor is None else call.factor.table, call.inputs.table
+    return None if call.product is None else call.product.table, call.inputs.table
 
 
 def _reach(table: Any) -> int:
@@ -300,22 +268,24 @@ def _used(reach: int, numbers: Numbers) -> int:
     return reach + 1 if numbers.after == 0 else 2 * reach + 1
 
 
-def _besides(q: Any, k: Any, call: Call) -> tuple[Any, ...]:
-    """The arguments besides rows that both kernels take, `sizes` last."""
-    inputs, numbers = call.inputs, call.numbers
-    factor, table = _tables(call)
-    scale = 1.0 if call.factor is None else call.factor.scale
-    reach = _reach(factor)
-    if inputs.band is not None:
-        reach = inputs.band.shape[-1] // 2
-    sizes = Sizes(
-        n_heads=q.shape[1],
-        groups=q.shape[1] // k.shape[1],
+def _besides(call: Call) -> tuple[Any, ...]:
+    """The groups of arguments besides rows and numbers that both kernels take."""
+    inputs, (factor, table) = call.inputs, _tables(call)
+    scale = 1.0 if call.product is None else call.product.scale
+    product = a.Product(a.Rows(None, 0, 0, 0), _table(factor), scale)
+    return _bias(call.band), product, _table(table), _visible(inputs), inputs.seed
+
+
+def _sizes(q: Any, k: Any, call: Call) -> a.Sizes:
+    inputs, numbers, (factor, table) = call.inputs, call.numbers, _tables(call)
+    reach = _reach(factor) if inputs.band is None else inputs.band.shape[-1] // 2
+    return a.Sizes(
         n_q=q.shape[2],
         n_k=k.shape[2],
         q_start=numbers.q_start,
         reach=reach,
         edge=0 if call.band is None else call.band.shape[-1] // 2,
+        n_heads=q.shape[1],
         value_reach=_reach(table),
         before=numbers.before,
         after=numbers.after,
@@ -323,13 +293,11 @@ def _besides(q: Any, k: Any, call: Call) -> tuple[Any, ...]:
         scale=numbers.scale,
         dropout=numbers.dropout,
     )
-    product = Product(Rows(None, 0, 0, 0), _table(factor), scale)
-    return _bias(call.band), product, _table(table), _visible(inputs), inputs.seed, sizes
 
 
-def _kind(q: Any, k: Any, v: Any, call: Call, tokens: bool) -> Kind:
+def _kind(q: Any, k: Any, v: Any, call: Call, tokens: bool) -> a.Kind:
     d, d_v, inputs, numbers = q.shape[3], v.shape[3], call.inputs, call.numbers
-    return Kind(
+    return a.Kind(
         D=d,
         D_V=d_v,
         BLOCK_D=_padded(d, 16),
@@ -350,28 +318,28 @@ def _kind(q: Any, k: Any, v: Any, call: Call, tokens: bool) -> Kind:
         DROPOUT=numbers.dropout > 0,
         FAR=False,
         TOKENS=tokens,
-        PRECISION=precision_of(q),
-        EXACT=exact_of(q),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        EXACT="ieee" if q.dtype == torch.float32 else "tf32x3",
     )
 
 
-def _rows(x: Any) -> Rows:
-    return Rows(x, *x.stride()[:3])
+def _rows(x: Any) -> a.Rows:
+    return a.Rows(x, *x.stride()[:3])
 
 
-def _bias(band: Any) -> Bias:
+def _bias(band: Any) -> a.Bias:
     band_b, band_h = (0, 0) if band is None else _shared(band, 0, 1)
-    return Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
+    return a.Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
 
 
-def _table(table: Any) -> Table:
-    return Table(None, 0) if table is None else Table(table, _shared(table, 0)[0])
+def _table(table: Any) -> a.Table:
+    return a.Table(None, 0) if table is None else a.Table(table, _shared(table, 0)[0])
 
 
-def _visible(inputs: Inputs) -> Visible:
+def _visible(inputs: Inputs) -> a.Visible:
     keys, q_segment, k_segment = inputs.keys, inputs.q_segment, inputs.k_segment
     strides = [0 if x is None else _shared(x, 0)[0] for x in (keys, q_segment, k_segment)]
-    return Visible(keys, q_segment, k_segment, *strides)
+    return a.Visible(keys, q_segment, k_segment, *strides)
 
 
 def _shared(x: Any, *axes: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The groups of arguments that the kernels take.
 
-A tensor that a call does not have is None in its group, and its strides are 0. The stride of an axis
-that broadcasts is 0 too. Fields in capitals are compile-time constants.
+A tensor that a call does not have is None in its group, and its strides are 0. The stride of an
+axis that broadcasts is 0 too. Fields in capitals are compile-time constants.
 """
 
 from typing import Any, NamedTuple
@@ -63,6 +63,7 @@ class Parameters(NamedTuple):
     first: Any
     second: Any
     third: Any
+    count: Any
 
 
 class FarSide(NamedTuple):
@@ -94,6 +95,13 @@ class Output(NamedTuple):
     mass: Any  # float32 [b, h, q, lag]: probability mass of every lag of the value table
 
 
+class ShareSums(NamedTuple):
+    """The softmax of every share of the keys, in decoding; float32 and packed."""
+
+    acc: Any  # [shares, b, h, q, d_v]
+    state: Any  # [shares, b, h, q, 4]: top, total, left_mass and right_mass
+
+
 class RowStatistics(NamedTuple):
     """What the query kernel leaves for the other kernels of backward; all float32 and packed."""
 
@@ -117,16 +125,10 @@ class KeyGradients(NamedTuple):
     d_v: Any
 
 
-class Sizes(NamedTuple):
-    """The numbers of a call. The compiler does not specialise on them."""
+class Numbers(NamedTuple):
+    """The numbers of a call that are the same for all lengths of sequences."""
 
     n_heads: Any
-    groups: Any  # query heads of one key head
-    n_q: Any
-    n_k: Any
-    q_start: Any  # the key position of query row 0
-    reach: Any  # the largest |lag| in the band
-    edge: Any  # the largest |lag| in the laid-out band
     value_reach: Any  # the largest |lag| in the value table
     before: Any  # the window: a query sees -before <= lag <= after
     after: Any
@@ -135,13 +137,34 @@ class Sizes(NamedTuple):
     dropout: Any
 
 
-class Shares(NamedTuple):
-    """How the sum for a shared band's gradient is cut; not specialised."""
+class Sizes(NamedTuple):
+    """All numbers of a call. Kernels take them as `Numbers` and as the scalars of `VARYING`.
 
-    room: Any  # shares that a head has room for
-    most: Any  # shares of one block-diagonal, at most
-    batches: Any  # sequences of one program: all of them where they share the band, else one
-    first: Any  # the block-diagonal whose lags program 0 collects
+    Triton compiles a kernel anew when a whole number becomes 1 or a multiple of 16. Of a scalar
+    argument it can be told not to, by `do_not_specialize`; of the fields of a tuple it cannot.
+    """
+
+    n_q: Any
+    n_k: Any
+    q_start: Any  # the key position of query row 0
+    reach: Any  # the largest |lag| in the band
+    edge: Any  # the largest |lag| in the laid-out band
+    n_heads: Any
+    value_reach: Any
+    before: Any
+    after: Any
+    far_start: Any
+    scale: Any
+    dropout: Any
+
+
+VARYING = Sizes._fields[: -len(Numbers._fields)]
+
+
+def scalars(sizes: Sizes) -> tuple[Any, ...]:
+    """The numbers of a call as kernels take them."""
+    count = len(VARYING)
+    return (Numbers(*sizes[count:]), *sizes[:count])
 
 
 class Kind(NamedTuple):
@@ -153,7 +176,9 @@ class Kind(NamedTuple):
     BLOCK_DV: int
     GROUPS: int  # query heads of one key head
     BAND: bool
-    RAW_BAND: bool  # the band is not laid out, and rows of a tile come from several heads (decoding)
+    RAW_BAND: (
+        bool  # the band is not laid out, and rows of a tile come from several heads (decoding)
+    )
     EXTENT: bool
     TAILS: bool
     SLOPES: bool  # some tail is not constant

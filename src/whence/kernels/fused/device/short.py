@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.tile import LOG2E, dropout_factor, packed_row
+from whence.kernels.fused.device.arguments import VARYING
+from whence.kernels.fused.device.tile import LOG2E, dropout_factor, packed_row, sizes_of
 
 
 class HeadGradients(NamedTuple):
@@ -41,7 +42,7 @@ class Parts(NamedTuple):
     """
 
     diagonals: Any  # [..., 2 * keys]: sums of dS over each diagonal
-    factor: Any  # [..., lag, d]: d_factor of a product
+    factor: Any  # [..., lag, d]: gradient of the key table
     table: Any  # [..., lag, d_v]
 
 
@@ -287,7 +288,7 @@ def exponentials(
     return weights, tl.where(total == 0.0, 1.0, total)
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def short_forward_kernel(
     q,
     k,
@@ -298,12 +299,18 @@ def short_forward_kernel(
     table,
     visible,
     seed,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
     """The output of one head of one sequence (program 0), for a block of its rows (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(0).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
@@ -529,7 +536,7 @@ def block_gradients(
     return d_k, d_v, right, left, d_factor, d_table
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=[*VARYING])
 def short_backward_kernel(
     q,
     k,
@@ -542,12 +549,18 @@ def short_backward_kernel(
     table,
     visible,
     seed,
-    sizes,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
     """All gradients of one key head of a run of sequences, and of the query heads that share it."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
@@ -636,18 +649,24 @@ def sums_at(
     return tl.sum(sums, 0)
 
 
-@triton.jit(do_not_specialize=["sizes", "batches"])
+@triton.jit(do_not_specialize=["batches", *VARYING])
 def short_band_kernel(
     parts,
     d_band,
-    sizes,
     batches,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     TILE: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
     LAGS: tl.constexpr,
     BATCHES: tl.constexpr,
 ):
     """A block of lags (program 0) of d_band [b|1, h, 2 * reach + 1], one head (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     first = bh // sizes.n_heads * batches
     h = bh % sizes.n_heads
@@ -658,18 +677,24 @@ def short_band_kernel(
     tl.store(d_band + bh * width + place, sums, mask=place < width)
 
 
-@triton.jit(do_not_specialize=["sizes", "batches"])
+@triton.jit(do_not_specialize=["batches", *VARYING])
 def short_tails_kernel(
     parts,
     d_tails,
-    sizes,
     batches,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
     TILE: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
     LAGS: tl.constexpr,
     BATCHES: tl.constexpr,
 ):
     """d_tails [4, b|1, h] of one head: left constant and slope, right constant and slope."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(0).to(tl.int64)
     first = bh // sizes.n_heads * batches
     h = bh % sizes.n_heads

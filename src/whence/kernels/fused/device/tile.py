@@ -1,7 +1,7 @@
 """One tile of logits: the bias of its cells, which cells count, and the rows that it is made of.
 
-Whatever belongs to a row or a key is [m, 1] or [1, n] and broadcasts to the tile. The key kernel works
-with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
+Whatever belongs to a row or a key is [m, 1] or [1, n] and broadcasts to the tile. The key kernel
+works with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.arguments import Rows
+from whence.kernels.fused.device.arguments import Rows, Sizes
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # The rounding residual of the output is stored times this, above float16's subnormal numbers.
@@ -26,13 +26,13 @@ class Tails(NamedTuple):
 
 
 class Head(NamedTuple):
-    """One head of one sequence, for a block of its rows; what belongs to a row broadcasts to a tile."""
+    """One head of one sequence, for a block of its rows."""
 
     band: Any  # address of the band; of the block's first row, if rows have their own
     band_q: Any  # stride from row to row, or 0
-    tails: Tails
+    tails: Tails  # these and the segments of the rows broadcast to a tile
     keys: Any  # address of the sequence's padding mask
-    q_segment: Any  # segments of the rows
+    q_segment: Any
     k_segment: Any  # address of the keys' segments
     seed: Any  # of this head's dropout
 
@@ -64,12 +64,31 @@ class Line(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The keys (or rows) low..high that a block touches, of which near_start..near_stop are near."""
+    """The keys (or rows) low..high of a block, of which near_start..near_stop are near."""
 
     low: Any
     near_start: Any
     near_stop: Any
     high: Any
+
+
+@triton.jit
+def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
+    """All numbers of a call in one group."""
+    return Sizes(
+        n_q,
+        n_k,
+        q_start,
+        reach,
+        edge,
+        numbers.n_heads,
+        numbers.value_reach,
+        numbers.before,
+        numbers.after,
+        numbers.far_start,
+        numbers.scale,
+        numbers.dropout,
+    )
 
 
 @triton.jit
@@ -121,26 +140,39 @@ def columns(tails, KIND: tl.constexpr):
 
 
 @triton.jit
-def head_of(bias, visible, seed, b, h, first_row, rows, tails, sizes, KIND: tl.constexpr):
-    """A head for the rows [m] that start at first_row, with their tails [m]."""
-    band = bias.band
+def head_of(bias, visible, seed, b, h, sizes, KIND: tl.constexpr):
+    """A head from its row 0 on, without its tails; q_segment is an address.
+
+    0 stands for the address of what a call does not have: a function in Triton cannot return None.
+    """
+    band = 0
     if KIND.BAND:
-        band += b * bias.band_b + h * bias.band_h + first_row * bias.band_q
-    keys = visible.keys
+        band = bias.band + b * bias.band_b + h * bias.band_h
+    keys = 0
     if KIND.KEYS:
-        keys += b * visible.keys_b
-    q_segment = rows
-    k_segment = visible.k_segment
+        keys = visible.keys + b * visible.keys_b
+    q_segment = 0
+    k_segment = 0
     if KIND.SEGMENTS:
-        of_rows = visible.q_segment + b * visible.q_segment_b + rows
-        q_segment = tl.load(of_rows, mask=rows < sizes.n_q, other=-2)
-        k_segment += b * visible.k_segment_b
+        q_segment = visible.q_segment + b * visible.q_segment_b
+        k_segment = visible.k_segment + b * visible.k_segment_b
     seeded = 0
     if KIND.DROPOUT:
         seeded = tl.load(seed) + b * sizes.n_heads + h
-    return Head(
-        band, bias.band_q, columns(tails, KIND), keys, q_segment[:, None], k_segment, seeded
-    )
+    return Head(band, bias.band_q, Tails(0.0, 0.0, 0.0, 0.0), keys, q_segment, k_segment, seeded)
+
+
+@triton.jit
+def head_from(head, first_row, rows, tails, sizes, KIND: tl.constexpr, BY_KEYS: tl.constexpr):
+    """A head for the rows [m] from first_row on; their tails broadcast to the tile already."""
+    band = head.band
+    if KIND.BAND:
+        band += first_row * head.band_q
+    q_segment = rows
+    if KIND.SEGMENTS:
+        q_segment = tl.load(head.q_segment + rows, mask=rows < sizes.n_q, other=-2)
+    q_segment = q_segment[None, :] if BY_KEYS else q_segment[:, None]
+    return Head(band, head.band_q, tails, head.keys, q_segment, head.k_segment, head.seed)
 
 
 @triton.jit
@@ -224,9 +256,9 @@ def far_line(
     """The line of a far tile, its columns counted from the tile's first key.
 
     The shift goes into the number that is subtracted from the logits of a row anyway, so a constant
-    tail costs no work a cell. What all cells of the tile have in common is part of the shift, or with
-    LEVEL of the level: a thread of a transposed tile has few keys and many rows, so that the level
-    costs less there.
+    tail costs no work a cell. What all cells of the tile have in common is part of the shift, or
+    with LEVEL of the level: a thread of a transposed tile has few keys and many rows, so that the
+    level costs less there.
     """
     level = 0.0
     if REGION == 0:
@@ -325,7 +357,7 @@ def load_rows(
     HELD keeps the offsets within a tile in registers from one tile to the next, which saves work
     where there is room.
     """
-    WHOLE: tl.constexpr = D == d.shape[0] * d.shape[1]
+    WHOLE: tl.constexpr = d.shape[0] * d.shape[1] == D
     if HELD:
         place = x.ptr + (tl.zeros([], tl.int64) + first) * x.stride_n + (r * x.stride_n + d)
     else:
@@ -358,7 +390,7 @@ def load_far(ptr, b, h, index, m, n_heads, d, D: tl.constexpr, TOKENS: tl.conste
 
 @triton.jit
 def dropout_factor(seed, row, col, dropout):
-    """What dropout multiplies the weights by: a function of seed, row and key, whatever the tiles."""
+    """What dropout multiplies the weights by, a function of seed, row and key alone."""
     first = col + 0 * row
     zero = 0 * first
     random, _, _, _ = tl.philox(seed, first, row + zero, zero, zero)
@@ -367,7 +399,7 @@ def dropout_factor(seed, row, col, dropout):
 
 @triton.jit
 def rounding_residual(exact, rounded):
-    """What rounding took, times RESIDUAL_SCALE and within the range of float16, its stored dtype."""
+    """What rounding took, times RESIDUAL_SCALE, within the range of float16."""
     residual = (exact - rounded.to(tl.float32)) * RESIDUAL_SCALE
     return tl.minimum(tl.maximum(residual, -60000.0), 60000.0)
 
