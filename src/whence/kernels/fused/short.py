@@ -11,6 +11,7 @@ import torch
 
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
+    Given,
     HeadGradients,
     Parts,
     Short,
@@ -81,8 +82,7 @@ def forward(
     plan.launch(
         short_forward_kernel,
         (b * h, _ceil(n_q, tile.ROWS)),
-        *(_rows(q), _rows(k), _rows(v), out),
-        *_besides(call),
+        *(_given(q, k, v, call), out),
         *a.scalars(sizes),
         warps=cut.warps,
         stages=1,
@@ -107,7 +107,7 @@ def backward(
 ) -> Gradients:
     """Gradients of q, k, v and what is wanted, from the inputs alone."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
-    cut = backward_cut(q, n_k) if cut is None else cut
+    cut = backward_cut(q, n_k, tables=_tables(call) != (None, None)) if cut is None else cut
     tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
     run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
     factor, table = _tables(call)
@@ -127,8 +127,7 @@ def backward(
     plan.launch(
         short_backward_kernel,
         (b // run * k.shape[1],),
-        *(_rows(q), _rows(k), _rows(v), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
-        *_besides(call),
+        *(_given(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
@@ -217,13 +216,14 @@ def forward_cut(q: Any, n_k: int) -> Cut:
     return Cut(rows, _warps(rows * keys))
 
 
-def backward_cut(q: Any, n_k: int) -> Cut:
-    """One block of rows, so that dK and dV are one product each."""
+def backward_cut(q: Any, n_k: int, *, tables: bool) -> Cut:
+    """One block of rows, so that dK and dV are one product each; `tables` need more registers."""
     rows, keys = _padded(q.shape[2], 16), _padded(n_k, 16)
     if q.dtype == torch.float32:
         rows = min(rows, 16 if keys > 32 else 32)
         return Cut(rows, 8 if keys > 32 else 4)
-    return Cut(rows, _warps(rows * keys), run=4 if keys <= 16 else 2 if keys <= 32 else 1)
+    warps = max(4 if tables else 1, _warps(rows * keys))
+    return Cut(rows, warps, run=4 if keys <= 16 else 2 if keys <= 32 else 1)
 
 
 def _warps(cells: int) -> int:
@@ -268,12 +268,14 @@ def _used(reach: int, numbers: Numbers) -> int:
     return reach + 1 if numbers.after == 0 else 2 * reach + 1
 
 
-def _besides(call: Call) -> tuple[Any, ...]:
-    """The groups of arguments besides rows and numbers that both kernels take."""
+def _given(q: Any, k: Any, v: Any, call: Call) -> Given:
     inputs, (factor, table) = call.inputs, _tables(call)
     scale = 1.0 if call.product is None else call.product.scale
     product = a.Product(a.Rows(None, 0, 0, 0), _table(factor), scale)
-    return _bias(call.band), product, _table(table), _visible(inputs), inputs.seed
+    return Given(
+        *(_rows(q), _rows(k), _rows(v), _bias(call.band), product),
+        *(_table(table), _visible(inputs), inputs.seed),
+    )
 
 
 def _sizes(q: Any, k: Any, call: Call) -> a.Sizes:

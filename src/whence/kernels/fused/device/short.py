@@ -27,6 +27,30 @@ from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import LOG2E, dropout_factor, packed_row, sizes_of
 
 
+class Given(NamedTuple):
+    """What both kernels read."""
+
+    q: Any  # Rows
+    k: Any
+    v: Any
+    bias: Any  # Bias: the laid-out band
+    product: Any  # Product: the key table; its query is q
+    table: Any  # Table: the value table
+    visible: Any  # Visible
+    seed: Any  # of dropout
+
+
+class Sums(NamedTuple):
+    """What the backward kernel adds up over its steps; 0.0 in place of what is not wanted."""
+
+    d_k: Any  # [key, d], less the scale
+    d_v: Any  # [key, d_v]
+    right: Any  # [key]: diagonals c - r = 0..N - 1 of dS
+    left: Any  # [key]: diagonals c - r = -N..-1
+    d_factor: Any  # [d, lag]
+    d_table: Any  # [d_v, lag]
+
+
 class HeadGradients(NamedTuple):
     """What the backward kernel gives, [b, h, n, d]."""
 
@@ -258,10 +282,7 @@ def rows_by_lags(sums, rows, by_lag, KIND: tl.constexpr):
 def exponentials(
     q,
     k,
-    bias,
-    factor,
-    factor_scale,
-    visible,
+    given,
     b,
     h,
     r,
@@ -274,13 +295,16 @@ def exponentials(
     """exp2(logit - row maximum) and its sum in each row, 1 where a row may look at no key."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
     if KIND.BAND:
+        bias = given.bias
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
         logits += tl.load(band + (c - r))
     if SHORT.KEY_LAGS > 0:
-        table = load_table(factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D)
-        product = rows_by_table(q, table, KIND) * (factor_scale * LOG2E)
+        table = load_table(
+            given.product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D
+        )
+        product = rows_by_table(q, table, KIND) * (given.product.scale * LOG2E)
         logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
-    logits = masked(logits, visible, b, r, c, sizes, KIND, TILE)
+    logits = masked(logits, given.visible, b, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
     weights = tl.exp2(logits - top[:, None])
@@ -290,15 +314,8 @@ def exponentials(
 
 @triton.jit(do_not_specialize=[*VARYING])
 def short_forward_kernel(
-    q,
-    k,
-    v,
+    given,
     out,
-    bias,
-    product,
-    table,
-    visible,
-    seed,
     numbers,
     n_q,
     n_k,
@@ -318,31 +335,20 @@ def short_forward_kernel(
     first = tl.program_id(1) * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
-    q_tile = load_head(q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
-    k_tile = load_head(k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
-    v_tile = load_head(v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(
-        q_tile,
-        k_tile,
-        bias,
-        product.factor,
-        product.scale,
-        visible,
-        b,
-        h,
-        r,
-        c,
-        sizes,
-        KIND,
-        TILE,
-        SHORT,
+    q_tile = load_head(given.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    k_tile = load_head(given.k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    v_tile = load_head(
+        given.v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN
     )
+    weights, total = exponentials(q_tile, k_tile, given, b, h, r, c, sizes, KIND, TILE, SHORT)
     if KIND.DROPOUT:
-        weights = weights * dropout_factor(tl.load(seed) + bh, r, c, sizes.dropout)
+        weights = weights * dropout_factor(tl.load(given.seed) + bh, r, c, sizes.dropout)
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if SHORT.VALUE_LAGS > 0:
         mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
-        vectors = load_table(table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV)
+        vectors = load_table(
+            given.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
+        )
         rows = lags_by_table(rows, mass, vectors, v_tile, KIND)
     rows = rows / total[:, None]
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
@@ -402,8 +408,8 @@ def store_table_part(ptr, part, sums, reach, CAUSAL: tl.constexpr, D: tl.constex
 
 
 @triton.jit
-def zero_parts(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
-    """The sums of diagonals, of d_factor and of d_table at their start; 0.0 if unwanted."""
+def zero_sums(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
+    """Where the sums start."""
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
@@ -420,28 +426,20 @@ def zero_parts(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
         d_factor = tl.zeros([BLOCK_D, KEY_LAGS], dtype=tl.float32)
     if SHORT.VALUE_LAGS > 0:
         d_table = tl.zeros([BLOCK_DV, VALUE_LAGS], dtype=tl.float32)
-    return right, left, d_factor, d_table
+    d_k = tl.zeros([KEYS, BLOCK_D], dtype=tl.float32)
+    d_v = tl.zeros([KEYS, BLOCK_DV], dtype=tl.float32)
+    return Sums(d_k, d_v, right, left, d_factor, d_table)
 
 
 @triton.jit
 def block_gradients(
-    d_k,
-    d_v,
-    right,
-    left,
-    d_factor,
-    d_table,
+    sums,
     k_tile,
     v_tile,
-    q,
+    given,
     d_out,
     gradients,
     parts,
-    bias,
-    product,
-    table,
-    visible,
-    seed,
     b,
     h,
     block,
@@ -455,32 +453,19 @@ def block_gradients(
     What nothing is added to later is stored as soon as it is known, which frees its registers: dK
     and dV of a single block, the terms of what sequences share if a program has one sequence.
     """
+    d_k, d_v, right, left, d_factor, d_table = sums
+    product = given.product
     SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
     bh = b * sizes.n_heads + h
     part = bh * SHORT.ROW_BLOCKS + block
-    q_tile = load_head(q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    q_tile = load_head(given.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(
-        q_tile,
-        k_tile,
-        bias,
-        product.factor,
-        product.scale,
-        visible,
-        b,
-        h,
-        r,
-        c,
-        sizes,
-        KIND,
-        TILE,
-        SHORT,
-    )
+    weights, total = exponentials(q_tile, k_tile, given, b, h, r, c, sizes, KIND, TILE, SHORT)
     if KIND.DROPOUT:
-        factor = dropout_factor(tl.load(seed) + bh, r, c, sizes.dropout)
+        factor = dropout_factor(tl.load(given.seed) + bh, r, c, sizes.dropout)
     if SHORT.VALUE_LAGS > 0:
         # The masses come from the weights before their division: were they to come from those
         # after it, the compiler would hold these in three layouts at once.
@@ -499,7 +484,9 @@ def block_gradients(
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
     if SHORT.VALUE_LAGS > 0:
-        vectors = load_table(table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV)
+        vectors = load_table(
+            given.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
+        )
         d_mass = rows_by_table(d_rows, vectors, KIND)
         d_weights = by_key(d_mass, r, c, sizes.value_reach, sizes, KIND.CAUSAL)
         d_weights = tl.dot(d_rows, tl.trans(v_tile), d_weights, input_precision=KIND.PRECISION)
@@ -533,22 +520,15 @@ def block_gradients(
         left += more_left
         if SHORT.RUN == 1:
             store_diagonals(parts.diagonals, part, right, left)
-    return d_k, d_v, right, left, d_factor, d_table
+    return Sums(d_k, d_v, right, left, d_factor, d_table)
 
 
 @triton.jit(do_not_specialize=[*VARYING])
 def short_backward_kernel(
-    q,
-    k,
-    v,
+    given,
     d_out,
     gradients,
     parts,
-    bias,
-    product,
-    table,
-    visible,
-    seed,
     numbers,
     n_q,
     n_k,
@@ -568,55 +548,37 @@ def short_backward_kernel(
     n_kv = sizes.n_heads // KIND.GROUPS
     run = tl.program_id(0).to(tl.int64) // n_kv
     h_kv = tl.program_id(0) % n_kv
-    right, left, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
+    sums = zero_sums(KIND, TILE, SHORT)
     for each in tl.range(0, SHORT.RUN, num_stages=TILE.STAGES):
         b = run * SHORT.RUN + each
-        k_tile = load_head(k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
-        v_tile = load_head(v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
-        d_k = tl.zeros([KEYS, BLOCK_D], dtype=tl.float32)
-        d_v = tl.zeros([KEYS, BLOCK_DV], dtype=tl.float32)
+        k_tile = load_head(given.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
+        v_tile = load_head(given.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
+        start = zero_sums(KIND, TILE, SHORT)
+        sums = Sums(start.d_k, start.d_v, sums.right, sums.left, sums.d_factor, sums.d_table)
         for step in tl.range(0, KIND.GROUPS * ROW_BLOCKS, num_stages=1):
             h = h_kv * KIND.GROUPS + step // ROW_BLOCKS
-            block = step % ROW_BLOCKS
-            if SHORT.RUN == 1:
-                right, left, d_factor, d_table = zero_parts(KIND, TILE, SHORT)
-            d_k, d_v, right, left, d_factor, d_table = block_gradients(
-                d_k,
-                d_v,
-                right,
-                left,
-                d_factor,
-                d_table,
-                k_tile,
-                v_tile,
-                q,
-                d_out,
-                gradients,
-                parts,
-                bias,
-                product,
-                table,
-                visible,
-                seed,
-                b,
-                h,
-                block,
-                sizes,
-                KIND,
-                TILE,
-                SHORT,
+            if SHORT.RUN == 1:  # what sequences share is stored after each step
+                sums = Sums(
+                    sums.d_k, sums.d_v, start.right, start.left, start.d_factor, start.d_table
+                )
+            sums = block_gradients(
+                *(sums, k_tile, v_tile, given, d_out, gradients, parts),
+                *(b, h, step % ROW_BLOCKS, sizes, KIND, TILE, SHORT),
             )
         if KIND.GROUPS * ROW_BLOCKS > 1:
-            store_keys(gradients.d_v, d_v, b, h_kv, KIND.D_V, sizes, KIND, TILE)
-            store_keys(gradients.d_k, d_k * sizes.scale, b, h_kv, KIND.D, sizes, KIND, TILE)
+            d_k = sums.d_k * sizes.scale
+            store_keys(gradients.d_v, sums.d_v, b, h_kv, KIND.D_V, sizes, KIND, TILE)
+            store_keys(gradients.d_k, d_k, b, h_kv, KIND.D, sizes, KIND, TILE)
     if SHORT.RUN > 1:  # then a program has one head and one block of rows
         part = run * sizes.n_heads + h_kv
         if SHORT.DIAGONALS:
-            store_diagonals(parts.diagonals, part, right, left)
+            store_diagonals(parts.diagonals, part, sums.right, sums.left)
         if SHORT.D_FACTOR:
-            store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
+            store_table_part(parts.factor, part, sums.d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
         if SHORT.VALUE_LAGS > 0:
-            store_table_part(parts.table, part, d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V)
+            store_table_part(
+                parts.table, part, sums.d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V
+            )
 
 
 @triton.jit
