@@ -76,7 +76,7 @@ def forward(
 ) -> Any:
     """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
-    cut = forward_cut(q, n_k) if cut is None else cut
+    cut = forward_cut(q, n_k, dropout=call.numbers.dropout > 0) if cut is None else cut
     tile, sizes = _tile(cut, n_q, n_k), _sizes(q, k, call)
     out = plan.empty((b, h, n_q, v.shape[3]), q.dtype, tokens=tokens)
     plan.launch(
@@ -207,9 +207,13 @@ def _batches(batches: int, lags: int) -> int:
     return min(2048 // lags, _padded(batches, 1))
 
 
-def forward_cut(q: Any, n_k: int) -> Cut:
-    """Two programs of 64 rows keep more of the machine busy than one of 128."""
-    rows, keys = min(64, _padded(q.shape[2], 16)), _padded(n_k, 16)
+def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
+    """Two programs of 64 rows keep more of the machine busy than one of 128.
+
+    The random numbers of dropout take registers: then a program has 32 rows of more than 64 keys.
+    """
+    keys = _padded(n_k, 16)
+    rows = min(32 if dropout and keys > 64 else 64, _padded(q.shape[2], 16))
     if q.dtype == torch.float32:  # without tensor cores a thread holds more: fewer rows
         rows = min(rows, 16 if keys > 64 else 32)
         return Cut(rows, 8 if keys > 32 else 4)

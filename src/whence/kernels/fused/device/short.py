@@ -596,15 +596,15 @@ def sums_at(
     """The sum of dS at these lags over `batches` sequences from `first` on, in a fixed order."""
     WIDTH: tl.constexpr = 2 * TILE.KEYS
     sums = tl.zeros([BATCHES, lag.shape[0]], dtype=tl.float32)
-    for start in range(0, batches, BATCHES):
-        each = start + tl.arange(0, BATCHES)
-        row = ((first + each).to(tl.int64) * sizes.n_heads + h) * ROW_BLOCKS
-        for BLOCK in tl.static_range(ROW_BLOCKS):
-            diagonal = lag + sizes.q_start + BLOCK * TILE.ROWS
-            there = (diagonal >= -TILE.KEYS) & (diagonal < TILE.KEYS)
-            place = (diagonal + WIDTH) % WIDTH
+    for block in range(0, ROW_BLOCKS):
+        diagonal = lag + sizes.q_start + block * TILE.ROWS
+        there = (diagonal >= -TILE.KEYS) & (diagonal < TILE.KEYS)
+        place = (diagonal + WIDTH) % WIDTH
+        for start in range(0, batches, BATCHES):
+            each = start + tl.arange(0, BATCHES)
+            row = ((first + each).to(tl.int64) * sizes.n_heads + h) * ROW_BLOCKS + block
             sums += tl.load(
-                parts + (row[:, None] + BLOCK) * WIDTH + place[None, :],
+                parts + row[:, None] * WIDTH + place[None, :],
                 mask=(each < batches)[:, None] & there[None, :],
                 other=0.0,
             )
