@@ -11,7 +11,7 @@ from torch import Tensor
 from whence import LagBias, LagValues, Line, Mask, attend
 from whence.kernels.fused import short
 from whence.kernels.fused.inputs import Inputs, Numbers, Product, Wanted
-from whence.kernels.fused.short import Call, Cut
+from whence.kernels.fused.short import ShortCall, Cut
 from whence.kernels.triton_inputs import Tiles
 from whence.kernels.triton_launch import forward
 from whence.lag import QueryBias
@@ -56,7 +56,7 @@ class Case(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    call: Call
+    call: ShortCall
     options: dict[str, Any]
     leaves: dict[str, Tensor]
 
@@ -133,7 +133,7 @@ def random_case(seed: int) -> Case:
         "q_start": q_start,
     }
     numbers = Numbers(scale, q_start, before, after, 0.0, kind == "tails")
-    return Case(q, k, v, Call(band, product, inputs, numbers), options, leaves)
+    return Case(q, k, v, ShortCall(band, product, inputs, numbers), options, leaves)
 
 
 EVERYTHING = Wanted(band=True, tails=True, factor=True)
@@ -173,7 +173,7 @@ def plain_case(b: int, h: int, kv_heads: int, n: int, d: int, **numbers: Any) ->
     """Random q, k, v without a bias."""
     q = torch.randn(b, h, n, d).requires_grad_()
     k, v = (torch.randn(b, kv_heads, n, d).requires_grad_() for _ in range(2))
-    call = Call(None, None, NO_INPUTS, Numbers(d**-0.5, 0, -1, -1, 0.0, False)._replace(**numbers))
+    call = ShortCall(None, None, NO_INPUTS, Numbers(d**-0.5, 0, -1, -1, 0.0, False)._replace(**numbers))
     return Case(q, k, v, call, {}, {"q": q, "k": k, "v": v})
 
 

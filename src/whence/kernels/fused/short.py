@@ -11,7 +11,7 @@ import torch
 
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
-    Given,
+    Operands,
     HeadGradients,
     Parts,
     Short,
@@ -27,7 +27,7 @@ LONGEST = 128  # queries, keys and columns of a head
 MOST_LAGS = 64  # of a table's lags that a call can see
 
 
-class Call(NamedTuple):
+class ShortCall(NamedTuple):
     """A call besides q, k and v."""
 
     band: Any  # laid out, float32 [b|1, h|1, 1, 2 * edge + 1]; None without a band
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     stages: int = 1  # of the loop over the sequences
 
 
-def fits(q: Any, k: Any, v: Any, call: Call) -> bool:
+def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
     """Whether these kernels cover a call.
 
     They cover up to 128 queries, keys and columns of a head (in float32, 64 columns where there
@@ -72,7 +72,7 @@ def fits(q: Any, k: Any, v: Any, call: Call) -> bool:
 
 
 def forward(
-    plan: Any, q: Any, k: Any, v: Any, call: Call, *, tokens: bool, cut: Cut | None = None
+    plan: Any, q: Any, k: Any, v: Any, call: ShortCall, *, tokens: bool, cut: Cut | None = None
 ) -> Any:
     """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
@@ -99,7 +99,7 @@ def backward(
     q: Any,
     k: Any,
     v: Any,
-    call: Call,
+    call: ShortCall,
     wanted: Wanted,
     *,
     tokens: bool,
@@ -143,7 +143,9 @@ def backward(
         d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
     of_factor = _table_gradient(plan, parts.factor, factor) if d_factor else None
     of_table = _table_gradient(plan, parts.table, table) if table is not None else None
-    return Gradients(d_q, d_k, d_v, None, of_factor, d_band, d_tails, of_table, ())
+    return Gradients(
+        d_q, d_k, d_v, band=d_band, tails=d_tails, factor=of_factor, table=of_table
+    )
 
 
 def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
@@ -234,13 +236,13 @@ def _warps(cells: int) -> int:
     return 8 if cells > 8192 else 4 if cells > 2048 else 2 if cells > 512 else 1
 
 
-def _run(cut: Cut, b: int, call: Call) -> int:
+def _run(cut: Cut, b: int, call: ShortCall) -> int:
     """Sequences of a program, which share a band and tails, and of which every program has all."""
     batches = max(x.shape[axis] for x, axis in _batched(call)) if _batched(call) else 1
     return math.gcd(cut.run, b // batches)
 
 
-def _batched(call: Call) -> list[tuple[Any, int]]:
+def _batched(call: ShortCall) -> list[tuple[Any, int]]:
     pairs = [(call.inputs.band, 0), (call.inputs.tails, 1)]
     return [(x, axis) for x, axis in pairs if call.band is not None and x is not None]
 
@@ -251,14 +253,14 @@ def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
     return a.Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
 
 
-def _short(call: Call, blocks: int, run: int, *, diagonals: bool, d_factor: bool) -> Short:
+def _short(call: ShortCall, blocks: int, run: int, *, diagonals: bool, d_factor: bool) -> Short:
     factor, table = (
         0 if x is None else _padded(_used(_reach(x), call.numbers), 16) for x in _tables(call)
     )
     return Short(blocks, run, factor, table, diagonals, d_factor)
 
 
-def _tables(call: Call) -> tuple[Any, Any]:
+def _tables(call: ShortCall) -> tuple[Any, Any]:
     """The key table and the value table."""
     return None if call.product is None else call.product.table, call.inputs.table
 
@@ -272,17 +274,17 @@ def _used(reach: int, numbers: Numbers) -> int:
     return reach + 1 if numbers.after == 0 else 2 * reach + 1
 
 
-def _given(q: Any, k: Any, v: Any, call: Call) -> Given:
+def _given(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
     inputs, (factor, table) = call.inputs, _tables(call)
     scale = 1.0 if call.product is None else call.product.scale
     product = a.Product(a.Rows(None, 0, 0, 0), _table(factor), scale)
-    return Given(
+    return Operands(
         *(_rows(q), _rows(k), _rows(v), _bias(call.band), product),
         *(_table(table), _visible(inputs), inputs.seed),
     )
 
 
-def _sizes(q: Any, k: Any, call: Call) -> a.Sizes:
+def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
     inputs, numbers, (factor, table) = call.inputs, call.numbers, _tables(call)
     reach = _reach(factor) if inputs.band is None else inputs.band.shape[-1] // 2
     return a.Sizes(
@@ -301,7 +303,7 @@ def _sizes(q: Any, k: Any, call: Call) -> a.Sizes:
     )
 
 
-def _kind(q: Any, k: Any, v: Any, call: Call, tokens: bool) -> a.Kind:
+def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
     d, d_v, inputs, numbers = q.shape[3], v.shape[3], call.inputs, call.numbers
     return a.Kind(
         D=d,

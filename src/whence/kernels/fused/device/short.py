@@ -27,7 +27,7 @@ from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import LOG2E, dropout_factor, packed_row, sizes_of
 
 
-class Given(NamedTuple):
+class Operands(NamedTuple):
     """What both kernels read."""
 
     q: Any  # Rows
@@ -282,7 +282,7 @@ def rows_by_lags(sums, rows, by_lag, KIND: tl.constexpr):
 def exponentials(
     q,
     k,
-    given,
+    operands,
     b,
     h,
     r,
@@ -295,16 +295,16 @@ def exponentials(
     """exp2(logit - row maximum) and its sum in each row, 1 where a row may look at no key."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
     if KIND.BAND:
-        bias = given.bias
+        bias = operands.bias
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
         logits += tl.load(band + (c - r))
     if SHORT.KEY_LAGS > 0:
         table = load_table(
-            given.product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D
+            operands.product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D
         )
-        product = rows_by_table(q, table, KIND) * (given.product.scale * LOG2E)
+        product = rows_by_table(q, table, KIND) * (operands.product.scale * LOG2E)
         logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
-    logits = masked(logits, given.visible, b, r, c, sizes, KIND, TILE)
+    logits = masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
     weights = tl.exp2(logits - top[:, None])
@@ -314,7 +314,7 @@ def exponentials(
 
 @triton.jit(do_not_specialize=[*VARYING])
 def short_forward_kernel(
-    given,
+    operands,
     out,
     numbers,
     n_q,
@@ -335,19 +335,19 @@ def short_forward_kernel(
     first = tl.program_id(1) * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
-    q_tile = load_head(given.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
-    k_tile = load_head(given.k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    q_tile = load_head(operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     v_tile = load_head(
-        given.v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN
+        operands.v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN
     )
-    weights, total = exponentials(q_tile, k_tile, given, b, h, r, c, sizes, KIND, TILE, SHORT)
+    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
     if KIND.DROPOUT:
-        weights = weights * dropout_factor(tl.load(given.seed) + bh, r, c, sizes.dropout)
+        weights = weights * dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if SHORT.VALUE_LAGS > 0:
         mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
         vectors = load_table(
-            given.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
+            operands.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
         )
         rows = lags_by_table(rows, mass, vectors, v_tile, KIND)
     rows = rows / total[:, None]
@@ -436,7 +436,7 @@ def block_gradients(
     sums,
     k_tile,
     v_tile,
-    given,
+    operands,
     d_out,
     gradients,
     parts,
@@ -454,18 +454,18 @@ def block_gradients(
     and dV of a single block, the terms of what sequences share if a program has one sequence.
     """
     d_k, d_v, right, left, d_factor, d_table = sums
-    product = given.product
+    product = operands.product
     SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
     bh = b * sizes.n_heads + h
     part = bh * SHORT.ROW_BLOCKS + block
-    q_tile = load_head(given.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    q_tile = load_head(operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, given, b, h, r, c, sizes, KIND, TILE, SHORT)
+    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
     if KIND.DROPOUT:
-        factor = dropout_factor(tl.load(given.seed) + bh, r, c, sizes.dropout)
+        factor = dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
     if SHORT.VALUE_LAGS > 0:
         # The masses come from the weights before their division: were they to come from those
         # after it, the compiler would hold these in three layouts at once.
@@ -485,7 +485,7 @@ def block_gradients(
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
     if SHORT.VALUE_LAGS > 0:
         vectors = load_table(
-            given.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
+            operands.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
         )
         d_mass = rows_by_table(d_rows, vectors, KIND)
         d_weights = by_key(d_mass, r, c, sizes.value_reach, sizes, KIND.CAUSAL)
@@ -525,7 +525,7 @@ def block_gradients(
 
 @triton.jit(do_not_specialize=[*VARYING])
 def short_backward_kernel(
-    given,
+    operands,
     d_out,
     gradients,
     parts,
@@ -551,8 +551,8 @@ def short_backward_kernel(
     sums = zero_sums(KIND, TILE, SHORT)
     for each in tl.range(0, SHORT.RUN, num_stages=TILE.STAGES):
         b = run * SHORT.RUN + each
-        k_tile = load_head(given.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
-        v_tile = load_head(given.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
+        k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
+        v_tile = load_head(operands.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
         start = zero_sums(KIND, TILE, SHORT)
         sums = Sums(start.d_k, start.d_v, sums.right, sums.left, sums.d_factor, sums.d_table)
         for step in tl.range(0, KIND.GROUPS * ROW_BLOCKS, num_stages=1):
@@ -562,7 +562,7 @@ def short_backward_kernel(
                     sums.d_k, sums.d_v, start.right, start.left, start.d_factor, start.d_table
                 )
             sums = block_gradients(
-                *(sums, k_tile, v_tile, given, d_out, gradients, parts),
+                *(sums, k_tile, v_tile, operands, d_out, gradients, parts),
                 *(b, h, step % ROW_BLOCKS, sizes, KIND, TILE, SHORT),
             )
         if KIND.GROUPS * ROW_BLOCKS > 1:
