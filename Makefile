@@ -10,11 +10,13 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 OUT ?= out
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-all test-gpu lint format bench clean
 
 help:
 	@echo "make demo     lag curves, what a real model knows, four methods trained, into $(OUT)/"
-	@echo "make test     all checks and all tests"
+	@echo "make test     all checks, and all tests but the slow ones and those for a GPU"
+	@echo "make test-all all checks, and the slow tests too"
+	@echo "make test-gpu the tests that need an NVIDIA GPU"
 	@echo "make lint     ruff, mypy and the layer contract"
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make bench    time and memory on this CPU"
@@ -55,13 +57,27 @@ lint: $(INSTALLED)
 # One thread a worker: two workers with all threads each would fight for the cores. A worker that
 # has nothing left takes tests from the other.
 TWO := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-test: lint $(MODEL)
+CHECKED := not compiled and not triton and not gpu
+SHAPES := --jaxtyping-packages=whence,beartype.beartype
+define tests
 	@echo "pytest, with run-time shape checks"
-	@$(TWO) -m "not compiled and not triton" --jaxtyping-packages=whence,beartype.beartype
+	@$(TWO) -m "$(CHECKED)$(1)" $(SHAPES)
 	@echo "pytest, compiled"
-	@$(TWO) -m compiled
+	@$(TWO) -m "compiled$(1)"
 	@echo "pytest, GPU kernels in Triton's interpreter"
-	@TRITON_INTERPRET=1 $(TWO) -m triton
+	@TRITON_INTERPRET=1 $(TWO) -m "triton$(1)"
+endef
+test: lint $(MODEL)
+	$(call tests, and not slow)
+
+test-all: lint $(MODEL)
+	$(call tests)
+
+# One process, because the tests of memory and of captured graphs want the GPU for themselves.
+test-gpu: $(INSTALLED)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
+	  echo "make test-gpu needs an NVIDIA GPU that PyTorch can see." >&2; exit 1; }
+	@$(BIN)/pytest -m gpu
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix-only .

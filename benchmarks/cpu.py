@@ -25,8 +25,8 @@ from cpu_contenders import GROUPS, Setting, Step, check_exactness
 from cpu_figure import draw
 from whence.bench.machine import machine
 from whence.bench.peak_memory import TINY, available, peak_here, peak_in_fresh_process
-from whence.bench.saved import save
 from whence.bench.wall_time import summary, take_turns
+from whence.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "attention.json"
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.out / NAME
     if not options.figure_only:
         results = measure(Setting(), QUICK if options.quick else REPEATS, article_up_to=1024)
-        save(results, path)
+        write_json(path, results)
         say_bars(results)
     for figure in draw(json.loads(path.read_text(encoding="utf-8")), options.out):
         say(f"wrote {figure}")

@@ -1,6 +1,5 @@
 """The figures of the CPU benchmark, drawn from its JSON alone: time and memory, log-log."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from whence.files import replace_file
 from whence.report import save_png
 
 INK, FAINT, GRID = "#222222", "#555555", "#dddddd"
@@ -86,12 +86,7 @@ def finish(panel: Axes, rows: list[dict[str, Any]], what: str) -> None:
 
 
 def save_svg(figure: Figure, path: Path) -> Path:
-    """Under a temporary name, then renamed; without date or random names, so equal is equal."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "whence"}):
-            figure.savefig(temporary, format="svg", metadata={"Date": None})
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write an SVG without a date or random names, so that equal figures give equal files."""
+    with replace_file(path) as file, matplotlib.rc_context({"svg.hashsalt": "whence"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
     return path

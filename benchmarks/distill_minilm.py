@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from whence.bench.machine import machine
-from whence.bench.saved import save
 from whence.cli.demo import MODEL, model_folder
 from whence.distill.closeness import closeness
 from whence.distill.distilling import Plan, facts, fitted, stripped, versions
-from whence.distill.originals import Original, load_original
+from whence.distill.original import Original, load_original
 from whence.distill.sequences import Sequences, read_sequences
 from whence.distill.stsb import Pairs, embedded, read_pairs, spearman
 from whence.distill.tuning import BATCH, KERNEL_RATE, OTHER_RATE, tune
+from whence.files import write_json
 from whence.hf import attach
 
 KERNELS, STEPS, SEEDS, LENGTH, LONG = (1, 3, 5, 8), 60, (0, 1), 128, 2000
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     original = load_original(str(folder))
     run = Run(original, read_pairs(given.glue / "STS-B"), lambda line: print(line, flush=True))
     if given.long_only:
-        print(f"wrote {save(long_again(run, given.glue, given.lm, given.out), given.out)}")
+        print(f"wrote {write_json(given.out, long_again(run, given.glue, given.lm, given.out))}")
         return 0
     found = measured(run, given.glue, given.lm)
     results = {
@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
         "machine": machine(),
         "versions": versions(),
     }
-    print(f"wrote {save(results, given.out)}")
+    print(f"wrote {write_json(given.out, results)}")
     return 0
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from whence import LagBias, LagValues, Line, Mask, attend
 from whence.bench.machine import machine
+from whence.files import write_json
 from whence.kernels import strategy
 from whence.kernels.call import as_call
 from whence.kernels.reference import attend_rows
@@ -304,11 +305,8 @@ def main() -> None:
         "seconds": round(time.time() - start),
     }
     print(json.dumps(summary))
-    options.out.mkdir(parents=True, exist_ok=True)
     result = {"seed": options.seed, "machine": where, **summary, "rows": rows}
-    path = options.out / "exactness.json"
-    path.with_suffix(".tmp").write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".tmp").replace(path)
+    write_json(options.out / "exactness.json", result)
     sys.exit(1 if bad or len(rows) < options.calls else 0)
 
 

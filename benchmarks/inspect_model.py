@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from whence.files import write_json
+
 THREADS, SECONDS, GIGABYTES, RUNS = 2, 20.0, 2.0, 3
 TARGET = Path(__file__).parents[1] / "results" / "cpu" / "inspect.json"
 
@@ -96,7 +98,7 @@ def main() -> None:
     result = sorted(runs, key=lambda run: run["seconds"])[RUNS // 2]
     result["seconds_of_all_runs"] = [run["seconds"] for run in runs]
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(TARGET, result)
     print(json.dumps(result, indent=1))
 
 

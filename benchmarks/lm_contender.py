@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whence.bench.article import article_attention
+from whence.bench.shaw_article import article_attention
 from whence.models import WhenceConfig, WhenceForCausalLM
 
 VOCABULARY = 16_384

@@ -57,8 +57,8 @@ from lm_contender import (
     taken_apart,
 )
 from whence.bench.machine import machine
-from whence.bench.saved import save
 from whence.bench.session import first_line
+from whence.files import write_json
 
 METHODS = (
     "nope",
@@ -176,7 +176,7 @@ class Costs:
     def keep(self) -> None:
         """Write what there is."""
         self.found["bars"] = bars(self.found["turns"], self.article())
-        save(self.found, self.out)
+        write_json(self.out, self.found)
 
     def article(self) -> list[Record]:
         """What there is of the article's algorithm."""

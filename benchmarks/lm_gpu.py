@@ -27,8 +27,8 @@ import torch
 from lm_plan import Plan, PlannedJob, import_plugins, read_plan
 from lm_state import pack, unpack
 from lm_workers import lm_work, share_out
-from whence.analysis.language import Job, Language, ranked
-from whence.analysis.pieces import sample
+from whence.analysis.lm_results import Job, Language, ranked
+from whence.analysis.tokenized_text import python_help_text
 from whence.bench.machine import machine
 from whence.checks import require
 from whence.experiments import LMConfig, save_corpus
@@ -46,7 +46,7 @@ def rehearsal(plan: Plan, folder: Path) -> Plan:
     """The first two experiments and methods of a plan, so small that any machine runs them."""
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "text.txt"
-    text.write_text(sample()[:30_000], encoding="utf-8")
+    text.write_text(python_help_text()[:30_000], encoding="utf-8")
     texts = read_texts(str(text), None)
     stored = tokenizer_for(texts, cache=folder / "tokenizer.json", given=None, vocab_size=300)
     corpus = save_corpus(encoded(texts, stored), stored.tokenizer, folder / "corpus.safetensors")

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from whence.analysis.language import Job, LagView, Language
+from whence.analysis.lm_results import Job, LagView, Language
 from whence.experiments.results import RESULTS
+from whence.report.figure_files import save_png
 from whence.report.lm_methods import draw_learned_curves, draw_lengths, draw_tables
-from whence.report.saved import save_png
 
 MAP = 64  # rows of a learned table's P that are kept, evenly spaced
 SHOWN = ("python", "python_masked", "wikitext")  # with pictures of what heads do at each lag

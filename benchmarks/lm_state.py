@@ -7,11 +7,12 @@ from pathlib import Path
 
 from lm_plan import Plan
 from lm_workers import FAILURE
-from whence.analysis.language import Job
+from whence.analysis.lm_results import Job
 from whence.experiments import LMConfig
 from whence.experiments.folder import EXPERIMENT, TOKENIZER
 from whence.experiments.job import RESULT
 from whence.experiments.results import RESULTS
+from whence.files import replace_file
 
 KEPT = (EXPERIMENT, TOKENIZER, RESULTS, f"jobs/*/{RESULT}", f"jobs/*/{FAILURE}")
 
@@ -30,9 +31,7 @@ def pack(plan: Plan, out: Path, path: Path) -> None:
     So are the pictures of all jobs: they are kept of seed 0 at the learning rate that is the
     method's best so far, and the numbers of every job.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with tarfile.open(temporary, "w:gz") as archive:
+    with replace_file(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for found in sorted(out.glob("logs/*.txt")):
             archive.add(found, str(found.relative_to(out)))
         for name, config in plan.experiments.items():
@@ -40,7 +39,6 @@ def pack(plan: Plan, out: Path, path: Path) -> None:
                 entry = tarfile.TarInfo(str(found.relative_to(out)))
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
-    temporary.replace(path)
     print(f"packed {path.name}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from whence.analysis.results import Inspection
+from whence.files import write_bytes, write_text
 from whence.report import telling
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,9 +48,9 @@ def copy(folder: Path) -> None:
         "windows": [asdict(window) for window in (*found.table.windows, found.table.whole)],
     }
     for name, data in pictures.items():
-        (ROOT / "docs" / name).write_bytes(data)
+        write_bytes(ROOT / "docs" / name, data)
     text = json.dumps(numbers, indent=1, ensure_ascii=False) + "\n"
-    (ROOT / "results" / "inspect_minilm.json").write_text(text, encoding="utf-8")
+    write_text(ROOT / "results" / "inspect_minilm.json", text)
 
 
 def main() -> None:

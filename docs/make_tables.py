@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tables import cpu, criteria, gpu, lm, lm_cost, methods, minilm
-from tables.stored import Stored
+from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-TABLES: dict[str, Callable[[Stored], str]] = {
+TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     table.__name__: table
     for table in (
         methods.methods,
@@ -52,7 +52,7 @@ TABLES: dict[str, Callable[[Stored], str]] = {
 }
 
 
-def filled(text: str, stored: Stored) -> str:
+def filled(text: str, stored: ResultsFolder) -> str:
     """The text with every table made anew."""
     return BLOCK.sub(lambda block: block[1] + TABLES[block[2]](stored) + block[3], text)
 
@@ -62,7 +62,7 @@ def main() -> int:
     out_of_date = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        new = filled(text, Stored(ROOT))
+        new = filled(text, ResultsFolder(ROOT))
         if new != text:
             out_of_date.append(path.relative_to(ROOT))
             if "--check" not in sys.argv:

@@ -66,7 +66,7 @@ print(whence.explain(q, k, v).chosen)
 """
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in ("fused", "sdpa", "flex", "reference")
+    assert done.stdout.strip() in ("fused", "sdpa", "reference")
 
 
 def test_every_method_that_needs_an_extra_says_which() -> None:

@@ -274,7 +274,17 @@ def test_a_whole_number_as_scale_is_launched_as_a_float(replay: ModuleType) -> N
     assert type(call.making.scale) is float
 
 
-@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4", "t5", "alibi", "kerple", "tisa + shaw"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tisa",
+        "shaw:clip=4",
+        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("alibi", marks=pytest.mark.slow),
+        pytest.param("kerple", marks=pytest.mark.slow),
+        "tisa + shaw",
+    ],
+)
 @pytest.mark.parametrize("n_q", [1, 20])
 def test_attention_from_a_tape_is_that_of_the_reference(
     replay: ModuleType, spec: str, n_q: int, monkeypatch: pytest.MonkeyPatch
@@ -341,7 +351,9 @@ class Compiled:
         self.kernel[grid](*tensors, *numbers, **self.options)
 
 
-@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4", "t5"])
+@pytest.mark.parametrize(
+    "spec", ["tisa", "shaw:clip=4", pytest.param("t5", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("n_q", [1, 20])
 def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
     replay: ModuleType, spec: str, n_q: int, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,6 @@
 """Attention on a CPU: time and memory, and what was promised."""
 
-from tables.stored import MISSING, Stored
+from tables.results_folder import MISSING, ResultsFolder
 
 CONTENDERS = {
     "whence": "`whence`",
@@ -11,17 +11,17 @@ CONTENDERS = {
 }
 
 
-def cpu_tisa(stored: Stored) -> str:
+def cpu_tisa(stored: ResultsFolder) -> str:
     """Time and memory of TISA's attention on a CPU."""
     return _measured(stored, "tisa", "attention", "Time and memory of attention with TISA's bias")
 
 
-def cpu_shaw(stored: Stored) -> str:
+def cpu_shaw(stored: ResultsFolder) -> str:
     """Time and memory of attention with Shaw's keys and values on a CPU."""
     return _measured(stored, "shaw", "shaw", "Time and memory of attention with Shaw's tables")
 
 
-def cpu_bars(stored: Stored) -> str:
+def cpu_bars(stored: ResultsFolder) -> str:
     """What the CPU benchmark promises, what was measured, and where."""
     results = stored.json("cpu/attention.json")
     if results is None:
@@ -39,7 +39,7 @@ def cpu_bars(stored: Stored) -> str:
     return "\n".join([*rows, "", place]) + "\n"
 
 
-def _measured(stored: Stored, group: str, figure: str, caption: str) -> str:
+def _measured(stored: ResultsFolder, group: str, figure: str, caption: str) -> str:
     results = stored.json("cpu/attention.json")
     if results is None:
         return MISSING.format("python benchmarks/cpu.py")

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from tables.stored import Stored
+from tables.results_folder import ResultsFolder
 
 MARKS = {True: "✓", False: "✗", None: "-"}
 
 
-def criteria(stored: Stored) -> str:
+def criteria(stored: ResultsFolder) -> str:
     """Table 1 as measured, the methods of the slides first, with their ticks in brackets."""
     results = stored.json("criteria.json")
     rows = sorted(results["rows"], key=lambda row: row["criteria"][0]["slides"] is None)
@@ -20,14 +20,14 @@ def criteria(stored: Stored) -> str:
     return "\n".join([*lines, "", f"Measured with {versions}."]) + "\n"
 
 
-def rules(stored: Stored) -> str:
+def rules(stored: ResultsFolder) -> str:
     """What each criterion of Table 1 measures, and when it is met."""
     return "".join(
         f"- **{name}**: {rule}\n" for name, rule in stored.json("criteria.json")["rules"].items()
     )
 
 
-def differences(stored: Stored) -> str:
+def differences(stored: ResultsFolder) -> str:
     """Where a measurement and the slides' tick differ, and why."""
     lines = []
     for row in stored.json("criteria.json")["rows"]:
@@ -40,7 +40,7 @@ def differences(stored: Stored) -> str:
     return "".join(lines)
 
 
-def notes(stored: Stored) -> str:
+def notes(stored: ResultsFolder) -> str:
     """What else to know of a verdict."""
     cells = [
         (row["method"], cell)

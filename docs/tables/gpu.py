@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tables.stored import MISSING, Stored
+from tables.results_folder import MISSING, ResultsFolder
 from whence.bench import CONTENDERS as BENCHED
 
 TISA = "tisa:kernels=5"
@@ -28,7 +28,7 @@ and hosts differ by half; from a CUDA graph it is the GPU's time alone. All numb
 """
 
 
-def gpu(stored: Stored) -> str:
+def gpu(stored: ResultsFolder) -> str:
     """The whole section on one GPU, or nothing where it has not been measured.
 
     The longest run is the main one; what another measured later, or alone, has its commit.
@@ -55,7 +55,7 @@ def gpu(stored: Stored) -> str:
     return "".join(parts)
 
 
-def gpu_short(stored: Stored) -> str:
+def gpu_short(stored: ResultsFolder) -> str:
     """For the README: TISA on one GPU against what there is, time and memory over n."""
     results = stored.json("gpu/bars.json")
     if results is None:

@@ -5,8 +5,8 @@ from statistics import fmean, stdev
 
 from scipy.stats import t as student
 
-from tables.stored import MISSING, Stored
-from whence.analysis.language import SLIDING, Job, Language, Mean, Row, ranked
+from tables.results_folder import MISSING, ResultsFolder
+from whence.analysis.lm_results import SLIDING, Job, Language, Mean, Row, ranked
 from whence.report.lm_table import NONE, loss_text
 
 COMMAND = "python benchmarks/lm_gpu.py"
@@ -44,7 +44,7 @@ VARIANTS = {
 }
 
 
-def lm_losses(stored: Stored) -> str:
+def lm_losses(stored: ResultsFolder) -> str:
     """Losses at the length of training and at the longest, on each corpus."""
     runs = _runs(stored, MAIN)
     if runs is None:
@@ -77,7 +77,7 @@ def _cell(row: Row | None, place: int, rows: dict[str, Row]) -> str:
     return f"**{text}**" if found.mean == min(others) else text
 
 
-def lm_short(stored: Stored) -> str:
+def lm_short(stored: ResultsFolder) -> str:
     """TISA, T5 and RoPE in one sentence each, for the README."""
     runs = _runs(stored, MAIN)
     if runs is None:
@@ -100,7 +100,7 @@ def lm_short(stored: Stored) -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
-def lm_paired(stored: Stored) -> str:
+def lm_paired(stored: ResultsFolder) -> str:
     """The loss of each method less that of RoPE with the same seed."""
     runs = _runs(stored, MAIN)
     if runs is None:
@@ -138,7 +138,7 @@ def _interval(values: list[float]) -> str:
     return f"{fmean(values):+.3f} ± {half:.3f} ({min(values):+.3f} to {max(values):+.3f})"
 
 
-def lm_far(stored: Stored) -> str:
+def lm_far(stored: ResultsFolder) -> str:
     """How the loss changes from the length of training to the longest."""
     runs = _runs(stored, MAIN)
     if runs is None:
@@ -170,7 +170,7 @@ def _change(row: Row | None, how: str) -> float | None:
     return None if near is None or far is None else far.mean - near.mean
 
 
-def lm_long(stored: Stored) -> str:
+def lm_long(stored: ResultsFolder) -> str:
     """Half of the steps and all of them: how flat the curves are."""
     lines = _head(["", "", "steps", "loss at 512", "8,192", "RoPE less TISA at 512"])
     for name, short in LONG.items():
@@ -198,7 +198,7 @@ def _of_seed(run: Language, method: str) -> Job:
     return next(job for job in run.jobs if (job.method, job.seed) == (method, 0))
 
 
-def lm_ablation(stored: Stored) -> str:
+def lm_ablation(stored: ResultsFolder) -> str:
     """Start times units times rate."""
     runs = {name: _run(stored, name) for name in ABLATIONS}
     if runs["python_ablation"] is None:
@@ -224,7 +224,7 @@ def lm_ablation(stored: Stored) -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
-def lm_rates(stored: Stored) -> str:
+def lm_rates(stored: ResultsFolder) -> str:
     """The loss of every method at each learning rate, on the part that is not reported."""
     runs = _runs(stored, MAIN)
     if runs is None:
@@ -248,7 +248,7 @@ def _tuned(run: Language, method: str, rate: float, *, best: bool = False) -> st
     return f"**{loss:.3f}**" if chosen else f"{loss:.3f}"
 
 
-def lm_toeplitz(stored: Stored) -> str:
+def lm_toeplitz(stored: ResultsFolder) -> str:
     """R^2 of the best Toeplitz fit of a learned table against steps, beside its null."""
     run = _run(stored, "toeplitz")
     if run is None:
@@ -269,7 +269,7 @@ def lm_toeplitz(stored: Stored) -> str:
     return "\n".join([*lines, "", told]) + "\n"
 
 
-def lm_setting(stored: Stored) -> str:
+def lm_setting(stored: ResultsFolder) -> str:
     """What was trained on what, and where."""
     runs = _runs(stored, MAIN)
     if runs is None:
@@ -309,12 +309,12 @@ def _corpus(run: Language) -> str:
     )
 
 
-def _run(stored: Stored, name: str) -> Language | None:
+def _run(stored: ResultsFolder, name: str) -> Language | None:
     path = stored.path(f"lm/{name}/lm.json")
     return Language.load(path) if path.is_file() else None
 
 
-def _runs(stored: Stored, names: dict[str, str]) -> dict[str, Language] | None:
+def _runs(stored: ResultsFolder, names: dict[str, str]) -> dict[str, Language] | None:
     found = {name: _run(stored, name) for name in names}
     known = {name: run for name, run in found.items() if run is not None}
     return known if len(known) == len(names) else None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tables.stored import MISSING, Stored
+from tables.results_folder import MISSING, ResultsFolder
 
 COMMAND = "python benchmarks/lm_cost.py"
 MODES = ("eager", "compiled", "graphed")
@@ -34,7 +34,7 @@ not reached before the time on the GPU was spent.
 """
 
 
-def lm_bars(stored: Stored) -> str:
+def lm_bars(stored: ResultsFolder) -> str:
     """What TISA and Shaw cost of the tokens a second and of the GPU, against no position."""
     costs = stored.json("lm/cost.json")
     if costs is None:
@@ -89,7 +89,7 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def lm_alone(stored: Stored) -> str:
+def lm_alone(stored: ResultsFolder) -> str:
     """Every method by itself: speed, memory, and what the host needs."""
     costs = stored.json("lm/cost.json")
     if costs is None:
@@ -123,7 +123,7 @@ def _speed(record: dict[str, Any]) -> tuple[str, str]:
     return f"{record['tokens_a_second']:,.0f}", times
 
 
-def units_cost(stored: Stored) -> str:
+def units_cost(stored: ResultsFolder) -> str:
     """A step before and after learned numbers were put into units of their own."""
     found = stored.json("lm/units_cost.json")
     if found is None:

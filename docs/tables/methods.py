@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 
-from tables.stored import Stored
+from tables.results_folder import ResultsFolder
 from whence.methods import METHODS
 
 GIVEN = ("self", "n_heads", "d_head", "d_model", "max_length", "causal", "n_layers")
 
 
-def methods(stored: Stored) -> str:
+def methods(stored: ResultsFolder) -> str:
     """Every method, from `whence methods --json`, so that the README says what the command says."""
     command = [sys.executable, "-m", "whence", "methods", "--json"]
     entries = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -28,7 +28,7 @@ def methods(stored: Stored) -> str:
     return "\n".join(rows) + "\n"
 
 
-def method_pages(stored: Stored) -> str:
+def method_pages(stored: ResultsFolder) -> str:
     """A section a method, from its docstring: formula, convention, surprise; and its options."""
     return "\n".join(_section(name) for name in METHODS)
 

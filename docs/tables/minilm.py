@@ -1,6 +1,6 @@
 """One real model: what it knows of position, and TISA in place of its table."""
 
-from tables.stored import MISSING, Stored
+from tables.results_folder import MISSING, ResultsFolder
 
 DISTILLED = {
     "original": "the original, with its table",
@@ -11,8 +11,8 @@ DISTILLED = {
 }
 
 
-def minilm(stored: Stored) -> str:
-    """The telling numbers of one real model, each beside what it must be held against."""
+def minilm(stored: ResultsFolder) -> str:
+    """The key numbers of one real model, each beside what it must be held against."""
     results = stored.json("inspect_minilm.json")
     if results is None:
         return MISSING.format("python docs/make_pictures.py")
@@ -25,7 +25,7 @@ def minilm(stored: Stored) -> str:
     return "\n".join([*rows, "", place]) + "\n"
 
 
-def minilm_windows(stored: Stored) -> str:
+def minilm_windows(stored: ResultsFolder) -> str:
     """R^2 of one table as a function of the window, with and without the main diagonal."""
     results = stored.json("inspect_minilm.json")
     if results is None:
@@ -41,7 +41,7 @@ def minilm_windows(stored: Stored) -> str:
     return "\n".join(rows) + "\n"
 
 
-def distilled(stored: Stored) -> str:
+def distilled(stored: ResultsFolder) -> str:
     """One real model with TISA in place of its table: score, change and closeness."""
     results = stored.json("distill_minilm.json")
     if results is None:
@@ -68,7 +68,7 @@ def distilled(stored: Stored) -> str:
     return "\n".join([*rows, "", place]) + "\n"
 
 
-def distilled_long(stored: Stored) -> str:
+def distilled_long(stored: ResultsFolder) -> str:
     """A document longer than the table, by what the kernels were fitted to."""
     results = stored.json("distill_minilm.json")
     if results is None:

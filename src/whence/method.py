@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whence.checks import require
 from whence.lag import Bias, LagValues
+from whence.rotation import Rotation
 from whence.units import keeping_float32
 
 SITES = {
@@ -57,8 +58,9 @@ class PositionMethod(nn.Module):
     anchored: bool = False  # True where a shift of all positions changes attention
     grows: bool = False  # True where a longer sequence changes what earlier tokens get
     reads_key_inputs: bool = False  # True where Content.x_k is read: a cache has to keep it
-    # True where hooks ask q_pos and k_pos for their lengths alone, so that on a GPU nobody has to
-    # fill them in. A subclass with hooks of its own has to say so again.
+    # True where the hooks that attention calls ask q_pos and k_pos for their lengths alone, so that
+    # on a GPU nobody has to fill them in; with a `rotation` it does not call query_heads and
+    # key_heads. A subclass with hooks of its own has to say so again.
     lengths_only: bool = False
 
     def __init_subclass__(cls) -> None:
@@ -66,6 +68,9 @@ class PositionMethod(nn.Module):
         hooks = {hook for each in SITES.values() for hook in each}
         if hooks & vars(cls).keys() and "lengths_only" not in vars(cls):
             cls.lengths_only = False
+        if {"query_heads", "key_heads"} & vars(cls).keys() and "rotation" not in vars(cls):
+            # An inherited rotation would be executed in place of these hooks.
+            cls.rotation = PositionMethod.rotation  # type: ignore[method-assign]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As a module's; a number in the units of the formula may be given as a parameter too."""
@@ -106,6 +111,14 @@ class PositionMethod(nn.Module):
     def key_heads(self, k: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
         """Site heads: the keys as the dot product sees them."""
         return k
+
+    def rotation(self) -> Rotation | None:
+        """Site heads: what `query_heads` and `key_heads` do, where that is one rotation for both.
+
+        Attention then executes it in place of these two hooks, on a GPU with one kernel. A subclass
+        that overrides either of them without this has no rotation.
+        """
+        return None
 
     def value_heads(self, v: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
         """Site heads: the values as the sum sees them."""

@@ -32,7 +32,7 @@ def convert_former(model: nn.Module, info: dict[str, Any], path: str | Path, **h
     }
     if not methods:
         return
-    stored = _Stored(path, str(getattr(model, "base_model_prefix", "")), hub)
+    stored = _CheckpointTensors(path, str(getattr(model, "base_model_prefix", "")), hub)
     converted = False
     for name, method in methods.items():
         values = {each: stored.tensor(f"{name}.{each}") for each in method.former_names}
@@ -57,7 +57,7 @@ def convert_former(model: nn.Module, info: dict[str, Any], path: str | Path, **h
         )
 
 
-class _Stored:
+class _CheckpointTensors:
     """The tensors of a checkpoint by name, with or without the prefix of the base model."""
 
     def __init__(self, path: str | Path, prefix: str, hub: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from whence.analysis.json_result import Result
 from whence.analysis.results import Inspection, TableReport, Toeplitzness
-from whence.analysis.stored import Result
 from whence.checks import require, unknown
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]

@@ -10,9 +10,9 @@ import torch
 
 import whence
 from whence.analysis import probes
+from whence.analysis.json_result import Result
 from whence.analysis.params import Shape, parameters
-from whence.analysis.slides import CRITERIA, NOTES, WHY, tick
-from whence.analysis.stored import Result
+from whence.analysis.slides_table import CRITERIA, NOTES, WHY, tick
 from whence.methods import METHODS
 
 EFFICIENT, UNCHANGED, PARALLEL, EXPLAINED = 0.01, 1e-6, 0.1, 0.99

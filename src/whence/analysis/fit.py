@@ -1,7 +1,5 @@
 """TISA fitted to a lag curve: for each head the S Gaussians and the S, in and out of a file."""
 
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -9,9 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from whence.analysis.gaussians import Floats, Problem, problem_of, project, solve
+from whence.analysis.json_result import Array
 from whence.analysis.results import Fit, HeadFits, HeadReport
-from whence.analysis.stored import Array
 from whence.checks import at_least, require
+from whence.files import write_bytes
 from whence.methods.tisa import Tisa
 
 FLOOR = 1e-6  # of the curve's deviation: float32 curves have no more digits than this
@@ -96,7 +95,7 @@ def export_tisa(
     Each head brings the S that its criterion picked, or `kernels`. Heads that picked fewer than
     the most are filled up with kernels of amplitude 0. The file appears whole or not at all.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     require(len(fits) > 0, "there are no fits to export: fit at least one head.")
     layers = sorted({head.layer for head in fits})
@@ -123,17 +122,7 @@ def export_tisa(
         "layer": str(layers[0]),
         "source": source,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=path.suffix, prefix=f".{path.stem}-", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        save_file(tensors, temporary, metadata=metadata)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return write_bytes(path, save(tensors, metadata))
 
 
 def load_tisa(path: Path) -> Tisa:

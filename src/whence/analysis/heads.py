@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from whence.analysis.reading import Reader
 from whence.analysis.results import HeadReport
+from whence.analysis.stack_reader import StackReader
 from whence.analysis.toeplitz import Diagonals, diagonals, random_table
 from whence.checks import require
 
@@ -15,7 +15,9 @@ CORNER = 128  # the largest corner of a matrix that a report keeps
 SENSITIVE = 0.1  # of the strongest head's curve
 
 
-def head_reports(reader: Reader, *, layer: int = 0, biases: bool = False) -> tuple[HeadReport, ...]:
+def head_reports(
+    reader: StackReader, *, layer: int = 0, biases: bool = False
+) -> tuple[HeadReport, ...]:
     """F_h = (E W_Q)(E W_K)^T * scale for each head h of a layer, with its curve and measures.
 
     Whether a head is sensitive to position is relative to its layer, see `sensitive`. A causal
@@ -37,7 +39,7 @@ def head_reports(reader: Reader, *, layer: int = 0, biases: bool = False) -> tup
 
 
 def positional_attention(
-    reader: Reader, layer: int, *, biases: bool, random: np.random.Generator | None = None
+    reader: StackReader, layer: int, *, biases: bool, random: np.random.Generator | None = None
 ) -> Float[np.ndarray, "h n n"]:
     """F of all heads, from the vectors as stored, or from random ones of the same norms.
 

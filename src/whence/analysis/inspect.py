@@ -1,15 +1,14 @@
 """Everything the instruments say about one model: its table, its heads, their fits, its profile."""
 
+import dataclasses
 import platform
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from whence.analysis.checkpoint import Progress, open_checkpoint
-from whence.analysis.family import AlibiBias, DebertaBias, RopeBias, T5Bias
 from whence.analysis.heads import head_reports
-from whence.analysis.reading import Reader, read
-from whence.analysis.relative import relative_reports
+from whence.analysis.relative_curves import relative_reports
 from whence.analysis.results import (
     HeadFits,
     HeadReport,
@@ -18,8 +17,10 @@ from whence.analysis.results import (
     ModelFacts,
     TableReport,
 )
+from whence.analysis.stack_reader import StackReader, read_stack
 from whence.analysis.toeplitz import table_report
 from whence.checks import require
+from whence.families import AlibiBias, DebertaBias, RopeBias, T5Bias
 
 RULES = {T5Bias: "t5 bias", AlibiBias: "alibi", DebertaBias: "deberta relative", RopeBias: "rope"}
 PACKAGES = ("whence", "torch", "numpy", "scipy", "safetensors")
@@ -47,7 +48,7 @@ def inspect(
     """
     step = _Steps(progress)
     checkpoint = open_checkpoint(name_or_folder, allow_pickle=allow_pickle)
-    reader = read(checkpoint, stack=stack)
+    reader = read_stack(checkpoint, stack=stack)
     reader.check_layer(layer)
     reader.projections(layer)  # a model without attention stops here, before any long work
     table, heads, relative, notes = inspect_table_and_heads(
@@ -79,8 +80,78 @@ def inspect(
     )
 
 
+def inspect_layers(
+    name_or_folder: str | Path,
+    *,
+    biases: bool = False,
+    stack: str | None = None,
+    text: str | None = None,
+    fit: bool = True,
+    profiles: bool | None = None,
+    allow_pickle: bool = False,
+    progress: Progress | None = None,
+) -> Inspection:
+    """`inspect` of the first layer, and the heads, fits and profiles of all other layers.
+
+    Profiles of deeper layers need the model run on text, once for all of them. Where `profiles` is
+    None and it cannot be run, a note says why.
+    """
+    from whence.analysis.fit import fit_heads
+
+    say = progress or (lambda what, share: None)
+    first = inspect(
+        name_or_folder,
+        biases=biases,
+        stack=stack,
+        text=text,
+        fit=fit,
+        profiles=False,
+        allow_pickle=allow_pickle,
+        progress=lambda what, share: say(what, 0.2 * share),
+    )
+    reader = read_stack(open_checkpoint(name_or_folder, allow_pickle=allow_pickle), stack=stack)
+    heads, relative = list(first.heads), list(first.relative)
+    fits, notes = list(first.fits), list(first.notes)
+    deeper = range(1, first.model.n_layers)
+    for layer in deeper:
+        say(f"layer {layer}", 0.2 + 0.6 * layer / first.model.n_layers)
+        own = head_reports(reader, layer=layer, biases=biases) if first.table is not None else ()
+        stated = relative_reports(reader, layer=layer)
+        heads += own
+        relative += stated
+        fits += fit_heads(own or stated) if fit else ()
+    if heads and deeper:
+        notes.append(
+            "F of a deeper layer reads the table through that layer's weights, as if the layers "
+            "before it passed it on unchanged"
+        )
+    measured = first.profiles
+    if profiles is not False:
+        from whence.analysis.profile import lag_profiles
+
+        try:
+            measured = lag_profiles(
+                str(reader.checkpoint.folder),
+                text=text,
+                note=notes.append,
+                progress=lambda done, every: say("logits of real text", 0.8 + 0.2 * done / every),
+            )
+        except (ImportError, ValueError, OSError) as error:
+            if profiles or text is not None:
+                raise
+            notes.append(f"no measured lag profile: {' '.join(str(error).split())}")
+    return dataclasses.replace(
+        first,
+        heads=tuple(heads),
+        relative=tuple(relative),
+        fits=tuple(fits),
+        profiles=measured,
+        notes=tuple(notes),
+    )
+
+
 def inspect_table_and_heads(
-    reader: Reader, *, layer: int = 0, biases: bool = False, progress: Progress | None = None
+    reader: StackReader, *, layer: int = 0, biases: bool = False, progress: Progress | None = None
 ) -> tuple[TableReport | None, tuple[HeadReport, ...], tuple[HeadReport, ...], list[str]]:
     """What the weights alone tell: the table, the heads' F, the stated curves, and notes."""
     say = progress or (lambda what, share: None)
@@ -102,7 +173,7 @@ def inspect_table_and_heads(
     return report, heads, relative, notes
 
 
-def _notes(reader: Reader) -> list[str]:
+def _notes(reader: StackReader) -> list[str]:
     others = [one.name for one in reader.family.stacks if one.name != reader.stack.name]
     if not others:
         return []
@@ -112,7 +183,7 @@ def _notes(reader: Reader) -> list[str]:
     ]
 
 
-def _head_notes(reader: Reader, layer: int, biases: bool) -> list[str]:
+def _head_notes(reader: StackReader, layer: int, biases: bool) -> list[str]:
     added = "with" if biases else "without"
     notes = [
         f"F is made {added} the biases of the projections, from the table as stored: the LayerNorm "
@@ -128,7 +199,7 @@ def _head_notes(reader: Reader, layer: int, biases: bool) -> list[str]:
     return notes
 
 
-def _facts(reader: Reader, table: TableReport | None, sha256: str) -> ModelFacts:
+def _facts(reader: StackReader, table: TableReport | None, sha256: str) -> ModelFacts:
     parts = ["table"] if table is not None else []
     if reader.stack.relative is not None:
         parts.append(RULES[type(reader.stack.relative)])
@@ -156,7 +227,7 @@ def _fits(heads: tuple[HeadReport, ...], progress: Progress) -> tuple[HeadFits, 
 
 
 def _profiles(
-    reader: Reader, layer: int, text: str | None, progress: Progress, notes: list[str]
+    reader: StackReader, layer: int, text: str | None, progress: Progress, notes: list[str]
 ) -> tuple[LagProfile, ...]:
     from whence.analysis.profile import lag_profiles
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from whence.analysis.stored import Result
+from whence.analysis.json_result import Result
 from whence.checks import at_least
 from whence.method import PositionMethod
 from whence.methods import METHODS, Sum, build

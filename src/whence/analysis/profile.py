@@ -14,8 +14,8 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from whence.analysis.pieces import SHORTEST, Pieces, read_pieces
 from whence.analysis.results import LagProfile
+from whence.analysis.tokenized_text import SHORTEST, TokenizedText, tokenized_text
 from whence.checks import at_least, require
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -48,7 +48,7 @@ def lag_profiles(
         most = _longest(stack)
         if length > most:
             say(f"the model has {most} positions, so pieces are that long and not {length}")
-        text_pieces = read_pieces(
+        tokens = tokenized_text(
             str(model),
             stack.get_input_embeddings(),
             text,
@@ -56,12 +56,12 @@ def lag_profiles(
             pieces=pieces,
             note=say,
         )
-        return measure(stack, text_pieces, layers=layers, progress=progress)
+        return measure(stack, tokens, layers=layers, progress=progress)
 
 
 def measure(
     stack: nn.Module,
-    text: Pieces,
+    text: TokenizedText,
     *,
     layers: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from whence.analysis.stored import Array, Result
+from whence.analysis.json_result import Array, Result
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from whence.bench.article import article_attention
 from whence.bench.flex_peer import best_flex, default_flex
 from whence.bench.point import Point
 from whence.bench.problem import Attention, Problem
+from whence.bench.shaw_article import article_attention
 from whence.checks import require
 from whence.kernels import BACKENDS
 from whence.kernels.call import AttentionCall

@@ -15,8 +15,8 @@ from whence.bench.exactness import Check, small
 from whence.bench.machine import machine
 from whence.bench.point import Point
 from whence.bench.problem import Attention, Problem
-from whence.bench.saved import save
 from whence.checks import one_of
+from whence.files import write_json
 
 ROOM = 0.9  # share of the free memory that a step may be expected to take
 Record = dict[str, Any]
@@ -90,7 +90,7 @@ class Session:
 
     def save(self) -> Path:
         """Write what there is."""
-        return save(self.results(), self.path)
+        return write_json(self.path, self.results())
 
     def _measured(self, point: Point) -> Record:
         record: Record = {

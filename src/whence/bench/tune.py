@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whence.bench.saved import save
-from whence.kernels import tiles_file
-from whence.kernels.tiles_table import TileSet
-from whence.kernels.triton_inputs import Tiles
+from whence.files import write_json
+from whence.kernels.fused import tiles_file
+from whence.kernels.fused.tiles import Tiles, TileSet
 
 SIDES = ((128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
 WARPS_AND_STAGES = ((4, 2), (4, 3), (8, 2))
@@ -83,7 +82,7 @@ def write(path: Path, gpu: str, found: dict[tuple[str, int], TileSet]) -> Path:
     for (dtype, size), tiles in found.items():
         parts = {part: list(getattr(tiles, part)) for part in tiles_file.PARTS}
         rows.setdefault(dtype, {})[size] = parts | {"block": tiles.block}
-    return save({"format": tiles_file.FORMAT, "gpus": gpus}, path)
+    return write_json(path, {"format": tiles_file.FORMAT, "gpus": gpus})
 
 
 def on_this_gpu(
@@ -98,7 +97,7 @@ def on_this_gpu(
     from whence.bench.exactness import Check
     from whence.bench.point import Point
     from whence.bench.problem import Problem
-    from whence.kernels.tiles_table import trying
+    from whence.kernels.fused.function import trying
 
     attention = ours("fused")
     problems = {}

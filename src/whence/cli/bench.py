@@ -92,7 +92,7 @@ def bench(
         }
         plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
         if figures:  # a missing extra and a bad folder show before the work
-            from whence.report.saved import save_png
+            from whence.report.figure_files import save_png
             from whence.report.speed import draw_speed
         out.mkdir(parents=True, exist_ok=True)
         results = _measured(Session, plan, out / "bench.json", seconds)

@@ -75,7 +75,7 @@ def compare_checkpoints(
             found.sort(key=lambda entry: order.index(entry.model.name))
             page = write_folder(
                 out,
-                Results(tuple(found), comparison).beside(earlier),
+                Results(tuple(found), comparison).with_earlier(earlier),
                 formats=formats,
                 figures_of=(),
                 keep=found,
@@ -111,8 +111,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _print(comparison: "Comparison") -> None:
-    from whence.report.ink import labels
-    from whence.report.series import sentence
+    from whence.report.comparison_figures import sentence
+    from whence.report.style import labels
 
     points = comparison.points
     scored = any(point.score is not None for point in points)
@@ -134,9 +134,9 @@ def _print(comparison: "Comparison") -> None:
         whole = point.whole
         table.add_row(
             label,
-            _beside(whole.r2, whole.null_r2),
-            _beside(whole.r2_off_diagonal, whole.null_r2_off_diagonal),
-            _beside(point.near.r2, point.near.null_r2),
+            _with_null(whole.r2, whole.null_r2),
+            _with_null(whole.r2_off_diagonal, whole.null_r2_off_diagonal),
+            _with_null(point.near.r2, point.near.null_r2),
             f"{point.effective_dimensions:.1f}",
             *(("" if point.score is None else f"{point.score:.4g}",) if scored else ()),
         )
@@ -145,5 +145,5 @@ def _print(comparison: "Comparison") -> None:
         console.print(f"score and R² ({entry.measure}): {sentence(entry)}", soft_wrap=True)
 
 
-def _beside(value: float, null: float | None) -> str:
+def _with_null(value: float, null: float | None) -> str:
     return f"{value:.3f}" if null is None else f"{value:.3f} ({null:.3f})"

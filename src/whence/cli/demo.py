@@ -15,10 +15,11 @@ from whence.cli.inspect import inspect_all, print_numbers
 from whence.cli.lm import compared, show
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
+from whence.files import write_text
 from whence.methods import METHODS
 
 if TYPE_CHECKING:
-    from whence.analysis.language import Language
+    from whence.analysis.lm_results import Language
     from whence.analysis.results import Inspection
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -82,10 +83,9 @@ def demo(
 
 def _trained(out: Path) -> tuple["Language", Path | None]:
     """Four methods on a text that every Python has."""
-    from whence.analysis.pieces import sample
-    from whence.report.saved import save_bytes
+    from whence.analysis.tokenized_text import python_help_text
 
-    text = save_bytes(sample().encode(), out / "python_topics.txt")
+    text = write_text(out / "python_topics.txt", python_help_text())
     flags = {"methods": read_specs(TRAINED), "data": str(text), **SETTING}
     return compared(None, flags, out / "lm")
 

@@ -100,7 +100,7 @@ def inspect(
                 progress=lambda what, share: say(what, 0.8 * share),
             )
             exports = [] if fit is None else _exports(found, fit)
-            results = Results(tuple(found)).beside(earlier)
+            results = Results(tuple(found)).with_earlier(earlier)
             page = write_folder(
                 out,
                 results,
@@ -134,8 +134,7 @@ def inspect_all(
     progress: Callable[[str, float], None],
 ) -> list["Inspection"]:
     """The inspections of all models; one that cannot be read stops all."""
-    from whence.analysis.inspect import inspect
-    from whence.analysis.layers import inspect_layers
+    from whence.analysis.inspect import inspect, inspect_layers
 
     require(
         layer == "all" or layer.lstrip("-").isdigit(),
@@ -188,8 +187,8 @@ def read_text(path: Path) -> str:
 
 
 def print_numbers(found: Sequence["Inspection"], *, most: int | None = None) -> None:
-    """The telling numbers of each model, the first `most` of them."""
-    from whence.report.telling import telling
+    """The key numbers of each model, the first `most` of them."""
+    from whence.report.key_numbers import key_numbers
 
     console = Console(highlight=False, markup=False)
     for entry in found:
@@ -203,7 +202,7 @@ def print_numbers(found: Sequence["Inspection"], *, most: int | None = None) -> 
         table.add_column("", justify="right", no_wrap=True, style="bold")
         table.add_column("", no_wrap=True)
         table.add_column("", style="dim")
-        for number in telling(entry)[:most]:
+        for number in key_numbers(entry)[:most]:
             table.add_row(number.value, number.what, number.against)
         if table.row_count:
             console.print(table)

@@ -16,7 +16,7 @@ from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
 
 if TYPE_CHECKING:
-    from whence.analysis.language import Language
+    from whence.analysis.lm_results import Language
 
 FORMATS = ("text", "markdown", "latex")
 UNFINISHED = 3
@@ -208,7 +208,7 @@ def compared(
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:
     """The ranking, and why a cell is empty."""
-    from whence.analysis.language import ranked
+    from whence.analysis.lm_results import ranked
     from whence.report.lm_table import formatted, rank_table, reasons
 
     if as_json:

@@ -44,7 +44,7 @@ def report(
 
 def _language(folder: Path) -> Path:
     """The page of a comparison of methods."""
-    from whence.analysis.language import Language
+    from whence.analysis.lm_results import Language
     from whence.report.lm_page import write_lm_report
 
     return write_lm_report(Language.load(folder / LANGUAGE), folder)

@@ -9,7 +9,7 @@ import typer
 from whence.checks import one_of, require
 from whence.cli.errors import one_line_errors
 from whence.cli.progress import progress_bar
-from whence.kernels.tiles_file import default_path, gpu_key
+from whence.kernels.fused.tiles_file import default_path, gpu_key
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -43,7 +43,7 @@ def tune(
         require(min(length, tokens, heads) > 0, "--length, --tokens and --heads must be positive.")
         require(torch.cuda.is_available(), "tune needs an NVIDIA GPU, and there is none here.")
         from whence.bench import tune as tuning  # needs Triton
-        from whence.kernels.tiles_table import built_in, gpu_of
+        from whence.kernels.fused.tiles import built_in, gpu_of
 
         path = out or default_path()
         path.parent.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work

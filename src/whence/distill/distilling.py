@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 import whence
-from whence.analysis.pieces import SHORTEST
 from whence.analysis.results import HeadFits
+from whence.analysis.tokenized_text import SHORTEST
 from whence.checks import at_least, one_of, require
 from whence.distill.closeness import closeness
 from whence.distill.fitting import fit_layers, kernels_of, put_fits, silence
-from whence.distill.originals import Original, load_original
+from whence.distill.model_folder import check_out, write_model_folder
+from whence.distill.original import Original, load_original
 from whence.distill.results import Distillation, HeadCurve, Stage, TextFacts
-from whence.distill.rows import ROWS, move_rows
 from whence.distill.sequences import Sequences, read_sequences
 from whence.distill.stsb import LENGTH, Pairs, spearman
+from whence.distill.table_mean import ROWS, move_rows
 from whence.distill.tuning import BATCH, TRAIN, tune
-from whence.distill.writing import check_out, written
 from whence.hf.attaching import Attached, attach
 
 Progress = Callable[[str, float], None]
@@ -170,7 +170,7 @@ def distill(
         seconds=clock.seconds,
         versions=versions(),
     )
-    written(student.handle.model, original, result, out, force=force)
+    write_model_folder(student.handle.model, original, result, out, force=force)
     return result
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from whence.analysis.json_result import Array, Result
 from whence.analysis.results import HeadFits
-from whence.analysis.stored import Array, Result
 
 
 @dataclass(frozen=True, eq=False)

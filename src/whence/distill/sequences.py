@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whence.analysis.pieces import around, encoded_plain, sample
+from whence.analysis.tokenized_text import plain_token_ids, python_help_text, special_tokens_around
 from whence.checks import require
-from whence.distill.originals import Original
+from whence.distill.original import Original
 
 FEWEST = 4  # tokens of a sequence, special ones included: a shorter one has hardly a lag
 FIT_TOKENS = 4096
@@ -71,17 +71,17 @@ def _lines(text: str | None) -> list[str]:
     """A sequence each; of the built-in text its paragraphs, which are broken into lines."""
     if text is not None:
         return text.splitlines()
-    return [" ".join(part.split()) for part in sample().split("\n\n")]
+    return [" ".join(part.split()) for part in python_help_text().split("\n\n")]
 
 
 def _cut(original: Original, lines: Sequence[str], length: int, most: int) -> list[Tensor]:
     tokenizer = original.tokenizer
-    before, after = around(tokenizer)
+    before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
     require(room > 0, f"length must leave room for words, got {length} tokens.")
     found: list[Tensor] = []
     for line in lines:
-        ids = encoded_plain(tokenizer, line)
+        ids = plain_token_ids(tokenizer, line)
         for start in range(0, len(ids), room):
             piece = [*before, *ids[start : start + room], *after]
             if len(piece) >= FEWEST:

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are whole: a kill may come while one is being written."""
+"""Marks the checkpoints of a run that are whole: a run may be killed while it writes one."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ PREFIX, MARK = "checkpoint-", "whole"
 
 
 def mark_whole(folder: Path, step: int) -> None:
-    """Say that the checkpoint of this step is written; called after its last file."""
+    """Mark the checkpoint of this step as whole, after its last file is written."""
     (folder / f"{PREFIX}{step}" / MARK).touch()
 
 
@@ -18,7 +18,7 @@ def last_whole(folder: Path) -> tuple[int, Path] | None:
 
 
 def drop_broken(folder: Path) -> None:
-    """Remove what a kill left half-written, and all that is newer than the last whole one."""
+    """Remove the checkpoints that were not written to their end."""
     whole = {path.parent for path in _marks(folder)}
     for path in folder.glob(f"{PREFIX}*"):
         if path not in whole:

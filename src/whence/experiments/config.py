@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from whence.analysis.stored import Result
+from whence.analysis.json_result import Result
 from whence.checks import at_least, one_of, require, unknown
 
 OBJECTIVES = ("causal", "masked")

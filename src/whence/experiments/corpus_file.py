@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer, Shaped
 
-from whence.analysis.stored import save_bytes
 from whence.checks import require
 from whence.experiments.tokens import MASK, Corpus
+from whence.files import write_bytes
 
 VERSION = "whence_corpus"  # whose value is "1"
 TENSORS = ("train", "valid")
@@ -32,7 +32,7 @@ def save_corpus(corpus: Corpus, tokenizer: str, path: Path) -> Path:
         "vocab_size": str(corpus.vocab_size),
     }
     arrays = {name: np.ascontiguousarray(x, width) for name, x in zip(TENSORS, tokens, strict=True)}
-    return save_bytes(save(arrays, metadata), path)
+    return write_bytes(path, save(arrays, metadata))
 
 
 def load_corpus(path: Path) -> tuple[Corpus, str]:

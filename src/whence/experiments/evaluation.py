@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from whence.analysis.language import EMPTY, SCRATCH, SLIDING, LengthLoss
+from whence.analysis.lm_results import EMPTY, SCRATCH, SLIDING, LengthLoss
 from whence.experiments.config import LMConfig
 from whence.experiments.source import IGNORED, Scored, Source
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whence.analysis.stored import Result
+from whence.analysis.json_result import Result
 from whence.checks import require
 from whence.experiments.config import LMConfig
 from whence.experiments.job import full_disk_named

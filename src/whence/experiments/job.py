@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from whence.analysis.language import Job, LengthLoss, Trace
+from whence.analysis.lm_results import Job, LengthLoss, Trace
 from whence.analysis.results import Toeplitzness
 from whence.checks import require
 from whence.experiments.config import LMConfig
@@ -154,7 +154,7 @@ def _judged(
 ) -> Job:
     from whence.experiments import lag_views
     from whence.experiments.evaluation import losses, tuning_loss
-    from whence.experiments.watching import learned_table
+    from whence.experiments.monitor import learned_table
 
     model, log, device = trained.model, trained.log, device_of(config)
     logged = [entry for entry in log if "loss" in entry]

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from whence.analysis.json_result import Array
 from whence.analysis.lag_curves import curves_of
-from whence.analysis.language import LagView
-from whence.analysis.stored import Array
+from whence.analysis.lm_results import LagView
 from whence.experiments.source import Source
 
 REACH = 64

@@ -49,9 +49,9 @@ def run_on_ray(
         folder = str(out.resolve())
         n_done, total = 0, n_runs(config)
         for runs in lists:
-            beside = max(side_by_side, min(len(runs), room))
+            at_once = max(side_by_side, min(len(runs), room))
             waiting = [
-                remote.remote(config.to_json(), *run, folder, threads, beside) for run in runs
+                remote.remote(config.to_json(), *run, folder, threads, at_once) for run in runs
             ]
             while waiting:
                 (done,), waiting = ray.wait(waiting, num_returns=1)
@@ -70,13 +70,13 @@ def _room(nodes: list[dict[str, Any]], share: int) -> int:
 
 
 def _run(
-    config: str, method: str, seed: int, rate: float, out: str, threads: int, beside: int
+    config: str, method: str, seed: int, rate: float, out: str, threads: int, at_once: int
 ) -> None:
-    """One job in a worker, with as many threads as elsewhere: their number changes sums' order."""
+    """Run a job in a worker, with the driver's threads: their number changes the order of sums."""
     import torch
 
     from whence.experiments.sweep import run_one
 
     torch.set_num_threads(threads)
     read = LMConfig.from_json(config)
-    run_one(read, method, seed, Path(out), learning_rate=rate, side_by_side=beside)
+    run_one(read, method, seed, Path(out), learning_rate=rate, side_by_side=at_once)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whence.analysis.language import Job, Language, Tuning
+from whence.analysis.lm_results import Job, Language, Tuning
 from whence.experiments.config import LMConfig, fingerprint
 from whence.experiments.folder import job_folder
 from whence.experiments.job import RESULT, finished

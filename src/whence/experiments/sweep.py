@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from whence.analysis.language import Job, Language
+from whence.analysis.lm_results import Job, Language
 from whence.checks import at_least, require
 from whence.experiments.config import LMConfig, fingerprint
 from whence.experiments.folder import prepared

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from whence.analysis.stored import Result
+from whence.analysis.json_result import Result
 from whence.checks import at_least, require
 from whence.experiments.hub import is_dataset, split_texts, validation_text
 

@@ -105,8 +105,8 @@ def train(
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
 
+    from whence.experiments.monitor import TrainingMonitor
     from whence.experiments.trainer import PositionTrainer
-    from whence.experiments.watching import Watch
 
     rank, world = processes()
     model = new_model(config, method, seed, source.vocab_size)
@@ -121,7 +121,7 @@ def train(
         _same_kind(last[1], config)
     if rank == 0:
         drop_broken(checkpoints)
-    watch = Watch(
+    monitor = TrainingMonitor(
         folder=checkpoints,
         length=config.train_length,
         tokens_a_step=config.batch * config.train_length,
@@ -132,7 +132,7 @@ def train(
         saves_the_last=config.save_every <= config.steps,
     )
     begun = 0 if last is None else last[0]
-    callbacks = [watch, *(_tensorboard(folder, begun) if rank == 0 else ())]
+    callbacks = [monitor, *(_tensorboard(folder, begun) if rank == 0 else ())]
     trainer = PositionTrainer(
         model,
         _arguments(config, seed, folder, world, learning_rate),
@@ -140,12 +140,12 @@ def train(
         data_collator=stacked,
         callbacks=callbacks,
     )
-    trainer.remove_callback(PrinterCallback)  # it prints every log; Watch says how far we are
+    trainer.remove_callback(PrinterCallback)  # it prints every log; the monitor reports progress
     with _quiet():
         trainer.train(resume_from_checkpoint=None if last is None else str(last[1]))
-    if watch.out_of_time and not watch.bad:
+    if monitor.out_of_time and not monitor.bad:
         raise OutOfTimeError(f"{method}, seed {seed}: step {trainer.state.global_step}")
-    stopped = watch.bad
+    stopped = monitor.bad
     if stopped:
         kept = last_whole(checkpoints)
         where = "no checkpoint was saved before" if kept is None else f"{kept[1].name} is kept"

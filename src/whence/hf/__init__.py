@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whence.hf.attaching import Attached, attach, attached
-    from whence.hf.imports import t5_from, tisa_from_released
     from whence.hf.loading import from_pretrained
+    from whence.hf.pretrained_methods import t5_from, tisa_from_released
     from whence.methods.rope_settings import rope_from
 
 # Looked up when asked for: transformers' Auto classes import a part of this package while
@@ -18,8 +18,8 @@ _WHERE = {
     "attached": "whence.hf.attaching",
     "from_pretrained": "whence.hf.loading",
     "rope_from": "whence.methods.rope_settings",
-    "t5_from": "whence.hf.imports",
-    "tisa_from_released": "whence.hf.imports",
+    "t5_from": "whence.hf.pretrained_methods",
+    "tisa_from_released": "whence.hf.pretrained_methods",
 }
 
 __all__ = [

@@ -12,10 +12,10 @@ from whence.hf import attention, mpnet
 from whence.hf.building import cast_like, completed, positions_for
 from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnConfig, OwnForward
 from whence.hf.classes import FORMAT
-from whence.hf.families import Family, family_of
+from whence.hf.layer_hooks import AttentionHook, count_layers
+from whence.hf.model_parts import ModelParts, parts_of
+from whence.hf.position_table import add_input_term, drop
 from whence.hf.positions import Positions
-from whence.hf.sites import Site, counted
-from whence.hf.table import add_input_term, drop
 from whence.kernels.attend import BACKENDS
 from whence.method import PositionMethod
 
@@ -95,22 +95,23 @@ def attach(
                     as before. False is form (b): they are left out, and input may be longer
     share           one set of parameters for all layers, not one a layer; what a method always
                     shares (T5's table) is shared in any case
-    layers          which layers, counted from 0; all unless given
+    layers          which layers, count_layers from 0; all unless given
     train           "all" leaves what is trained as it is, "position" freezes everything else
     backend         "original": the attention function that the model had, with the position in its
                     mask, so that a method of no effect changes no bit; n x n memory. Or one of
-                    `whence.attend`: "auto", "fused", "sdpa", "flex", "reference"
+                    `whence.attend`: "auto", "fused", "sdpa", "reference"
 
         >>> handle = attach(model, "tisa:kernels=5")  # doctest: +SKIP
         >>> handle.undo()  # doctest: +SKIP
     """
     whole = _checked(model)
-    family, base = family_of(str(whole.config.model_type)), whole.base_model
+    base = whole.base_model
+    parts = parts_of(base)
     one_of("train", train, ("all", "position"))
     one_of("backend", backend, ("original", "auto", *BACKENDS))
-    chosen = _layers(layers, family.n_layers(base))
+    chosen = _layers(layers, parts.n_layers())
     text = completed(position, base) if isinstance(position, str) else None
-    positions = positions_for(family, base, text or position, share=share, layers=chosen)
+    positions = positions_for(parts, text or position, share=share, layers=chosen)
     options = {
         "format": FORMAT,
         "position": text,
@@ -119,8 +120,8 @@ def attach(
         "layers": None if layers is None else chosen,
         "backend": backend,
     }
-    implementation = _implementation(family, base, backend)
-    cast_like(positions, _references(family, base))
+    implementation = _implementation(parts, backend)
+    cast_like(positions, _references(parts))
     handle = Attached(whole, positions, options)
     base.add_module("whence", positions)
     setattr(base, HANDLE, handle)
@@ -130,9 +131,9 @@ def attach(
             attention.register()
             whole.set_attn_implementation(implementation)
         if not keep_positions:
-            handle.changes += drop(family, base)
-        handle.changes += add_input_term(family, base, positions.whole)
-        handle.changes += _at_attentions(family, base, positions, backend)
+            handle.changes += drop(parts)
+        handle.changes += add_input_term(parts, positions.whole)
+        handle.changes += _at_attentions(parts, positions, backend)
         if train == "position":
             own = set(map(id, positions.parameters()))
             rest = (p for p in whole.parameters() if id(p) not in own and p.requires_grad)
@@ -203,11 +204,11 @@ def _layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     return sorted(chosen)
 
 
-def _implementation(family: Family, base: nn.Module, backend: str) -> str | None:
+def _implementation(parts: ModelParts, backend: str) -> str | None:
     """The name under which transformers finds our attention function, None where it asks none."""
-    if family.own_forward:
+    if parts.attach.own_forward:
         return None
-    config: Any = base.config
+    config: Any = parts.base.config
     before = attention.plain_name(str(config._attn_implementation))
     require(
         before in ("sdpa", "eager"),
@@ -223,31 +224,29 @@ def _implementation(family: Family, base: nn.Module, backend: str) -> str | None
     return attention.NAMES[before if backend == "original" else "attend"]
 
 
-def _references(family: Family, base: nn.Module) -> list[nn.Module]:
+def _references(parts: ModelParts) -> list[nn.Module]:
     """The attention of every layer, one that is shared as often as it is used."""
-    modules = family.attentions(base)
-    return modules if family.repeats is None else modules[:1] * family.n_layers(base)
+    modules = parts.attentions()
+    return modules[:1] * parts.n_layers() if parts.attach.repeats else modules
 
 
-def _at_attentions(
-    family: Family, base: nn.Module, positions: Positions, backend: str
-) -> list[Change]:
+def _at_attentions(parts: ModelParts, positions: Positions, backend: str) -> list[Change]:
     changes: list[Change] = []
-    shared = family.repeats is not None
-    if family.repeats is not None:
-        stack = base.get_submodule(family.repeats)
-        changes.append(Hooked(stack.register_forward_pre_hook(counted, with_kwargs=True)))
-    for index, module in enumerate(family.attentions(base)):
+    shared = bool(parts.attach.repeats)
+    if shared:
+        stack = parts.base.get_submodule(parts.attach.repeats)
+        changes.append(Hooked(stack.register_forward_pre_hook(count_layers, with_kwargs=True)))
+    for index, module in enumerate(parts.attentions()):
         methods = positions.layers if shared else positions.layers[index : index + 1]
-        site = Site(
+        hook = AttentionHook(
             methods,
             module,
             backend=backend,
             shared=shared,
-            by_interface=not family.own_forward,
+            by_interface=not parts.attach.own_forward,
         )
-        changes.append(Hooked(module.register_forward_pre_hook(site, with_kwargs=True)))
-        if family.own_forward:
+        changes.append(Hooked(module.register_forward_pre_hook(hook, with_kwargs=True)))
+        if parts.attach.own_forward:
             changes.append(OwnForward(module, mpnet.forward))
     return changes
 

@@ -14,7 +14,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whence.checks import require
-from whence.hf.here import Here, call_of, check_cache, dense_bias, runs_as_before, unscaled
+from whence.hf.layer_context import (
+    LayerContext,
+    call_of,
+    check_cache,
+    dense_bias,
+    runs_as_before,
+    unscaled,
+)
 from whence.hf.masks import attend_mask, combined, given, seen
 from whence.methods.nope import Nope
 from whence.nn.positioned import positioned_attention
@@ -39,7 +46,7 @@ def whence_sdpa(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    whence: Here | None = None,
+    whence: LayerContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' own sdpa function with the position in its mask.
@@ -58,14 +65,14 @@ def whence_sdpa(
     heads, numbers = (call.q, call.k, call.v), {"scaling": call.scale, "dropout": dropout}
     if bias is None:
         return SDPA(module, *heads, attention_mask, **numbers, **kwargs)
-    heard = whence.quiet.hears(bias)
+    nonzero = whence.zero_bias.nonzero(bias)
     needs_grad = torch.is_grad_enabled() and bias.requires_grad
-    if not heard and not needs_grad:
+    if not nonzero and not needs_grad:
         return SDPA(module, *heads, attention_mask, **numbers, **kwargs)
     causal = attention_mask is None and _is_causal(module, kwargs)
     mask = combined(bias, attention_mask, causal, whence.start)
     out, weights = SDPA(module, *heads, mask, **numbers, **kwargs)
-    if not heard and not dropout:  # the value of the plain call, the gradient of this one
+    if not nonzero and not dropout:  # the value of the plain call, the gradient of this one
         plain, _ = SDPA(module, *heads, attention_mask, **numbers, **kwargs)
         out = plain.detach() + (out - out.detach())
     return out, weights
@@ -80,7 +87,7 @@ def whence_eager(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    whence: Here | None = None,
+    whence: LayerContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The family's own eager function, weights included, with the position in its mask."""
@@ -107,7 +114,7 @@ def whence_attend(
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
-    whence: Here | None = None,
+    whence: LayerContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """`whence.attend`: linear memory, and the fused kernels on a GPU."""
@@ -115,7 +122,7 @@ def whence_attend(
 
 
 def attended(
-    here: Here | None,
+    context: LayerContext | None,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -133,28 +140,28 @@ def attended(
         "with attn_implementation='eager' and attach with backend='original' a method that has "
         "neither a value nor a replace site.",
     )
-    if here is not None:
-        check_cache(here, query, key)
+    if context is not None:
+        check_cache(context, query, key)
     mask, extra = seen(attention_mask, query.shape[2])
     if extra is not None:
         bias = extra if bias is None else bias + extra
     by_keys = attention_mask is None or (mask is not None and mask.keys is not None)
-    start = key.shape[2] - query.shape[2] if here is None else here.start
+    start = key.shape[2] - query.shape[2] if context is None else context.start
     query, scaling = unscaled(module, query, scaling)
     out = positioned_attention(
-        Nope() if here is None else here.method,
+        Nope() if context is None else context.method,
         query,
         key,
         value,
-        x_q=None if here is None else here.x,
-        x_k=None if here is None or start else here.x,
+        x_q=None if context is None else context.x,
+        x_k=None if context is None or start else context.x,
         bias=None if bias is None else given(bias),
         mask=mask,
         causal=by_keys and _is_causal(module, kwargs),
         scale=scaling,
         dropout=dropout,
         q_start=start,
-        backend="auto" if here is None or here.backend == "original" else here.backend,
+        backend="auto" if context is None or context.backend == "original" else context.backend,
     )
     return out.transpose(1, 2).contiguous(), None
 

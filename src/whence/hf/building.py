@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from whence.checks import require
-from whence.hf.families import Family
+from whence.hf.model_parts import ModelParts
 from whence.hf.positions import Positions
 from whence.method import PositionMethod
 from whence.methods import METHODS, build, build_layers
@@ -17,8 +17,7 @@ from whence.methods.sum import Sum
 
 
 def positions_for(
-    family: Family,
-    base: nn.Module,
+    parts: ModelParts,
     position: str | PositionMethod,
     *,
     share: bool,
@@ -29,14 +28,14 @@ def positions_for(
     On the CPU also where a model is built without memory, as transformers does to load one: what a
     method computes when it is built (slopes, say) is in no checkpoint.
     """
-    config: Any = base.config
+    config: Any = parts.base.config
     n_heads = int(config.num_attention_heads)
     shape = {
         "n_heads": n_heads,
         "d_head": int(config.hidden_size) // n_heads,
         "d_model": int(config.hidden_size),
-        "max_length": family.max_length(base),
-        "causal": family.is_causal(base),
+        "max_length": parts.max_length(),
+        "causal": parts.is_causal(),
     }
     with torch.device("cpu"), _DefaultDtype(torch.float32):
         if isinstance(position, PositionMethod):
@@ -47,9 +46,9 @@ def positions_for(
         else:
             whole, chosen = build_layers(position, len(layers), **shape)  # type: ignore[arg-type]
     for part in _parts(whole):
-        _check(part, family, base, shape)
+        _check(part, parts, shape)
     at = dict(zip(layers, chosen, strict=True))
-    return Positions(whole, [at.get(index) for index in range(family.n_layers(base))])
+    return Positions(whole, [at.get(index) for index in range(parts.n_layers())])
 
 
 def completed(position: str, base: nn.Module) -> str:
@@ -96,7 +95,7 @@ def cast_like(positions: Positions, references: Sequence[nn.Module]) -> None:
                     p.data = p.data.to(parameter.dtype)
 
 
-def _check(part: PositionMethod, family: Family, base: nn.Module, shape: dict[str, Any]) -> None:
+def _check(part: PositionMethod, parts: ModelParts, shape: dict[str, Any]) -> None:
     name = type(part).__name__
     for size in ("n_heads", "d_head"):
         own = getattr(part, size, shape[size])
@@ -117,9 +116,9 @@ def _check(part: PositionMethod, family: Family, base: nn.Module, shape: dict[st
         "max_length, or take a method without a fixed length, such as 'tisa' or 't5'.",
     )
     require(
-        "input" not in part.sites() or family.causal or not shape["causal"],
-        f"{name} adds to the embedding, and a {type(base).__name__} that is a decoder does not "
-        "tell it where a cached sequence goes on. Take a method of the lag, such as 'tisa'.",
+        "input" not in part.sites() or parts.stack.causal or not shape["causal"],
+        f"{name} adds to the embedding, and a {type(parts.base).__name__} that is a decoder does "
+        "not tell it where a cached sequence goes on. Take a method of the lag, such as 'tisa'.",
     )
 
 

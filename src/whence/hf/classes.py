@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from whence.checks import require
-from whence.hf.families import model_types
+from whence.families import ATTACHABLE
 
 WITH_WEIGHTS = "whence_eager"  # the attention function of ours that gives weights
 FORMAT = 1  # of what a config says; higher where an older whence would read it wrongly
@@ -129,7 +129,7 @@ def register_configs() -> None:
     This runs while transformers is being imported, when none of its families can be. So each is a
     stand-in, that the class it stands for replaces as soon as there is a config to read.
     """
-    for model_type in model_types():
+    for model_type in ATTACHABLE:
         AutoConfig.register(f"whence-{model_type}", _stand_in(model_type), exist_ok=True)
 
 
@@ -170,12 +170,12 @@ def register_models(model_type: str) -> None:
 
 def __getattr__(name: str) -> Any:
     """A class by its name, for pickle: each is made when first asked for."""
-    for model_type in model_types():
+    for model_type in ATTACHABLE:
         if name == f"Whence{CONFIG_MAPPING[model_type].__name__}":
             return config_class(model_type)
     plain: Any = getattr(transformers, name, None)
     config = getattr(plain, "config_class", None)
     found = getattr(config, "model_type", None)
-    if found not in model_types():
+    if found not in ATTACHABLE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return model_class(plain, found)

@@ -7,11 +7,12 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from whence.checks import require
+from whence.families import ATTACHABLE
 from whence.hf.attaching import attached
 from whence.hf.building import positions_for
 from whence.hf.changes import SetAside
 from whence.hf.classes import PositionedModel, model_class, read_options
-from whence.hf.families import family_of, model_types
+from whence.hf.model_parts import family_of, parts_of
 from whence.old_checkpoints import HUB
 
 
@@ -51,7 +52,7 @@ def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -
         family = config.model_type.removeprefix("whence-")
         own = str(getattr(loader.config_class, "model_type", "")).removeprefix("whence-")
         require(
-            own in model_types() and family_of(own) is family_of(family),
+            own in ATTACHABLE and family_of(own) is family_of(family),
             f"{path} holds a model of the family {family}, and {loader.__name__} is of {own!r}. "
             "Give a class of its family, an Auto class, or none.",
         )
@@ -101,8 +102,7 @@ def checked(model: PreTrainedModel, info: dict[str, Any]) -> None:
         "method to a model loaded without it.",
     )
     fresh = positions_for(
-        family_of(model.config.model_type),
-        base,
+        parts_of(base),
         str(handle.position),
         share=handle.options["share"],
         layers=[i for i, method in enumerate(handle.methods) if method is not None],

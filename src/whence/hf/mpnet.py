@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whence.hf.attention import attended
-from whence.hf.here import Here, call_of, dense_bias, runs_as_before
+from whence.hf.layer_context import LayerContext, call_of, dense_bias, runs_as_before
 
 
 def forward(
@@ -16,7 +16,7 @@ def forward(
     attention_mask: Tensor | None = None,
     position_bias: Tensor | None = None,
     output_attentions: bool = False,
-    whence: Here | None = None,
+    whence: LayerContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
     """In place of MPNetSelfAttention.forward on an instance; with a zero bias, its very bits."""

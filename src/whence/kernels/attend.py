@@ -1,4 +1,4 @@
-"""The one function that executes attention, and the one that explains which backend would."""
+"""`attend`, the function that computes attention, and `explain`, which says how it would."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -7,26 +7,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from whence.checks import require, unknown
-from whence.kernels import flex, fused, reference, sdpa
+from whence.kernels import reference
+from whence.kernels.blocks import sdpa
 from whence.kernels.call import AttentionCall, as_call
+from whence.kernels.fused import backend as fused
 from whence.kernels.mask import Mask
 from whence.lag import Bias, LagValues
 
-BACKENDS: dict[str, ModuleType] = {  # in the order in which "auto" tries them
-    "fused": fused,
-    "sdpa": sdpa,
-    "flex": flex,
-    "reference": reference,
-}
+# In the order in which "auto" tries them. A backend is a module of three functions of a call:
+# refuse (why it cannot run it, or None), note (how it would, for `explain`) and run.
+BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "reference": reference}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What each backend says of a call; printed, it is a table."""
+    """Which backend "auto" takes for a call, and what each one says of it; printed, a table."""
 
-    chosen: str | None
-    rows: tuple[tuple[str, bool, str], ...]  # backend, runs?, reason or note
-    dense: tuple[str, ...] = ()  # why a term of the call is inherently dense
+    chosen: str
+    rows: tuple[tuple[str, bool, str], ...]  # backend, whether it runs the call, how or why not
+    dense: tuple[str, ...] = ()  # for each dense term of the bias, why it is no lag bias
 
     def __str__(self) -> str:
         lines = [
@@ -57,20 +56,31 @@ def attend(
 ) -> Float[Tensor, "b h q d_v"]:
     """softmax(scale * q.k + bias) @ (v + values), in every variation a Transformer needs.
 
-    lag = key - query. Query row i stands at key position q_start + i, by default n_k - n_q + i: the
-    queries are the last rows of a cache. Fewer key and value heads than query heads are grouped.
+    lag = key position - query position. Query row i stands at key position q_start + i; by default
+    q_start is n_k - n_q, so that the queries are the last rows of a cache. There may be fewer key
+    and value heads than query heads (grouped heads).
 
-    bias     a LagBias, LowRankBias, DenseBias or a sum of them, added after the scaling
-    values   a LagValues table, weighted like v
+    bias     a LagBias, LowRankBias, DenseBias or a sum of them; it is added after the scaling
+    values   a LagValues table: a vector for each lag, weighted like v
     mask     boolean [b, k] (padding) or [b|1, h|1, q, k], True = may be looked at; or a Mask
-    causal   only keys at lag <= 0
-    window   only keys at -before <= lag <= after: one number for both, or (before, after)
-    scale    1/sqrt(d) unless given; 0.0 drops the content product, the logits are the bias alone
-    dropout  on the weights; that it is 0.0 outside of training is up to the caller
-    backend  "auto" takes the first that can, PyTorch's own for plain attention; a name either runs
-             or raises its reason
+    causal   only keys at lag <= 0 are looked at
+    window   only keys at -before <= lag <= after are: one number for both, or (before, after)
+    scale    1/sqrt(d) by default; 0.0 drops q.k, so that the logits are the bias alone
+    dropout  probability on the weights; the caller sets it to 0.0 outside of training
+    backend  "auto" takes the first of `whence.kernels.BACKENDS` that can run the call, and
+             PyTorch's own kernels for a call without position; a name runs or raises the reason
 
     A query that may look at no key gets zeros.
+
+        >>> import torch
+        >>> from whence import LagBias, attend
+        >>> q, k, v = torch.randn(3, 2, 4, 10, 16)  # each [batch, heads, tokens, d_head]
+        >>> nearer_is_better = LagBias.line(torch.tensor([-1.0, -0.5, -0.25, -0.125]))
+        >>> out = attend(q, k, v, bias=nearer_is_better, causal=True)
+        >>> out.shape
+        torch.Size([2, 4, 10, 16])
+        >>> last = attend(q[:, :, -1:], k, v, bias=nearer_is_better, causal=True)  # with a cache
+        >>> torch.testing.assert_close(last, out[:, :, -1:])
     """
     call = as_call(
         q,
@@ -89,7 +99,7 @@ def attend(
 
 
 def execute(call: AttentionCall, *, backend: str = "auto") -> Float[Tensor, "b h q d_v"]:
-    """What `attend` does once its arguments are a call."""
+    """The second half of `attend`: run a checked call on a backend."""
     if backend == "auto":
         module = BACKENDS[_first_that_runs(call)]
     elif backend in BACKENDS:
@@ -116,7 +126,19 @@ def explain(
     dropout: float = 0.0,
     q_start: int | None = None,
 ) -> Explanation:
-    """Which backend `attend` would take for these arguments, and why not the others."""
+    """Which backend `attend` would take for these arguments, and what each one says of them.
+
+    >>> import torch
+    >>> from whence import LagBias, explain
+    >>> q = k = v = torch.randn(1, 2, 10, 16)
+    >>> found = explain(q, k, v, bias=LagBias.line(torch.tensor([-1.0, -0.5])), dropout=0.1)
+    >>> print(found)
+       fused     refuses  runs on an NVIDIA GPU, got cpu. Take backend='sdpa'.
+    -> sdpa      runs     blocks of queries: linear memory
+       reference runs     holds the n x n logits: quadratic memory
+    >>> found.chosen
+    'sdpa'
+    """
     call = as_call(
         q,
         k,
@@ -134,18 +156,15 @@ def explain(
     for name, module in BACKENDS.items():
         reason = module.refuse(call)
         rows.append((name, reason is None, module.note(call) if reason is None else reason))
-    chosen = next((name for name, runs, _ in rows if runs), None)
-    chosen = "sdpa" if sdpa.is_plain(call) else chosen
-    return Explanation(chosen, tuple(rows), tuple(term.why for term in call.dense))
+    dense = tuple(term.why for term in call.dense)
+    return Explanation(_first_that_runs(call), tuple(rows), dense)
 
 
 def _first_that_runs(call: AttentionCall) -> str:
-    if sdpa.is_plain(call):  # nothing of position in it: the vendor's kernels are the fastest
+    """The backend that "auto" takes. There always is one, for sdpa runs every call."""
+    if sdpa.is_plain(call):  # without position, PyTorch's own kernels are the fastest
         return "sdpa"
-    refusals = []
     for name, module in BACKENDS.items():
-        reason = module.refuse(call)
-        if reason is None:
+        if module.refuse(call) is None:
             return name
-        refusals.append(f"{name} {reason}")
-    raise ValueError("no backend can run this call: " + "; ".join(refusals))
+    raise AssertionError("sdpa refuses no call")

@@ -1,4 +1,4 @@
-"""One attention call, its arguments checked and put into one form: what every backend receives."""
+"""One attention call, checked and put into one form: the argument of every backend."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """The arguments of `attend`, checked.
+    """The arguments of `attend`, checked, with the bias sorted by kind.
 
-    A low-rank bias is already part of q and k here, as extra columns; scale is 0 where the logits
-    are the bias alone.
+    A low-rank bias is already part of q and k, as extra columns. Scale is 0 where the logits are
+    the bias alone.
     """
 
     q: Float[Tensor, "b h q d"]
@@ -31,7 +31,7 @@ class AttentionCall:
     dropout: float
 
     def caveat(self) -> str:
-        """What "linear memory" leaves out: a band for each query that is as long as the keys."""
+        """What `explain` adds where each query has a band as long as the keys: n x n numbers."""
         if self.lag is None or self.lag.shape[2] == 1:
             return ""
         width = self.lag.shape[-1]
@@ -97,7 +97,7 @@ def as_call(
             f"got {tuple(values.table.shape)}.",
         )
     scale = d**-0.5 if scale is None else scale
-    if k.shape[1] != v.shape[1]:  # a method gave each query head keys of its own
+    if k.shape[1] != v.shape[1]:  # as when a method gives each query head keys of its own
         most = max(k.shape[1], v.shape[1])
         k, v = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (k, v))
     if terms.low_rank is not None:
@@ -150,14 +150,17 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
 def _widened(
     q: Tensor, k: Tensor, v: Tensor, scale: float, extra: LowRankBias
 ) -> tuple[Tensor, Tensor, Tensor, float]:
+    """q, k and v with the factors of a low-rank bias as extra columns, and the scale left: 1.
+
+    scale * q.k + u.w is one product of [root * q, u] and [root * k, w] with root = sqrt(scale).
+    """
     (b, h), groups = q.shape[:2], q.shape[1] // k.shape[1]
     u, w = (x.to(q.dtype).expand(b, h, -1, -1) for x in (extra.query, extra.key))
     if scale == 0.0:
         return u, w, v.repeat_interleave(groups, dim=1), 1.0
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    root = math.sqrt(
-        abs(scale)
-    )  # split over both sides: neither grows too large for half precision
+    # The root on both sides, so that neither grows too large for half precision.
+    root = math.sqrt(abs(scale))
     sign = math.copysign(1.0, scale)
     return torch.cat([sign * root * q, u], -1), torch.cat([root * k, w], -1), v, 1.0
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from whence.checks import require
@@ -11,31 +11,63 @@ from whence.checks import require
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """True is "may be looked at". Any of the parts; all that are given must allow a pair.
+    """The pairs of query and key that may attend: True is "may be looked at".
 
-    keys      [b, k]           keys that exist (padding is False)
-    segments  [b|1, q], [b|1, k]  packed sequences: only pairs of one segment
-    pairs     [b|1, h|1, q, k] anything else; the only part that costs n x n memory, and it is yours
+    Any of the parts may be given, and all that are given must allow a pair.
+
+    keys      boolean [b, k]: keys that exist; padding is False
+    segments  integer [b|1, q] and [b|1, k]: packed sequences; only pairs of equal segment attend
+    pairs     boolean [b|1, h|1, q, k]: any other rule. The only part that takes n x n memory
+
+        >>> import torch
+        >>> from whence import Mask, attend
+        >>> q = k = v = torch.randn(2, 4, 3, 8)
+        >>> second_is_shorter = Mask(keys=torch.tensor([[True, True, True], [True, True, False]]))
+        >>> attend(q, k, v, mask=second_is_shorter).shape
+        torch.Size([2, 4, 3, 8])
     """
 
-    keys: Bool[Tensor, "#b k"] | None = None
-    segments: tuple[Int[Tensor, "#b q"], Int[Tensor, "#b k"]] | None = None
-    pairs: Bool[Tensor, "#b #h q k"] | None = None
+    # Types of the shape alone: the dtype is refused below, with a message that says what to do.
+    keys: Shaped[Tensor, "#b k"] | None = None
+    segments: tuple[Shaped[Tensor, "#b q"], Shaped[Tensor, "#b k"]] | None = None
+    pairs: Shaped[Tensor, "#b #h q k"] | None = None
+
+    def __post_init__(self) -> None:
+        for name, part in (("mask keys", self.keys), ("mask pairs", self.pairs)):
+            if part is not None:
+                _require_boolean(name, part)
+        for part in self.segments or ():
+            whole = not (part.is_floating_point() or part.is_complex() or part.dtype == torch.bool)
+            require(
+                whole,
+                f"mask segments must be integers that number the sequences, got {part.dtype}.",
+            )
 
     @staticmethod
     def padding(lengths: Int[Tensor, " b"], n_keys: int) -> "Mask":
-        """Keys of sequence b exist up to lengths[b]."""
+        """A mask under which sequence b has lengths[b] keys, and padding up to n_keys.
+
+        >>> Mask.padding(torch.tensor([3, 1]), 3).keys
+        tensor([[ True,  True,  True],
+                [ True, False, False]])
+        """
         return Mask(keys=torch.arange(n_keys, device=lengths.device) < lengths[:, None])
 
     @staticmethod
     def packed(cu_seqlens: Int[Tensor, " s"], n: int) -> "Mask":
-        """One row that holds several sequences, cut at the cumulative lengths 0, l1, ...."""
+        """A mask for one row of n tokens that holds several sequences.
+
+        cu_seqlens are the cumulative lengths 0, l1, l1 + l2, ..., at which the row is cut.
+
+        >>> Mask.packed(torch.tensor([0, 2, 5]), 5).segments[0]
+        tensor([[1, 1, 2, 2, 2]])
+        """
         place = torch.arange(n, device=cu_seqlens.device)
         segment = torch.bucketize(place, cu_seqlens.to(place.dtype), right=True)[None]
         return Mask(segments=(segment, segment))
 
     def tile(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
-        """The part for these query rows and keys, or None if every pair is allowed."""
+        """The allowed pairs among these query rows and keys, or None if all are allowed."""
         parts = []
         if self.keys is not None:
             parts.append(self.keys[:, None, None, keys])
@@ -54,9 +86,10 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """Everything that decides which keys each query row may look at, apart from q and k.
+    """Which keys each query row may look at: the mask, causality and the window together.
 
-    Query row i stands at key position q_start + i. window is (before, after), None for no limit.
+    Query row i stands at key position q_start + i. The window is (before, after): a query looks at
+    lags -before..after, and None is no limit.
     """
 
     n_q: int
@@ -67,22 +100,22 @@ class Sight:
     window: tuple[int | None, int | None]
     device: torch.device
 
-    def _window(self) -> tuple[int | None, int | None]:
+    def _lag_limits(self) -> tuple[int | None, int | None]:
         before, after = self.window
         return before, 0 if self.causal else after
 
     def key_range(self, rows: slice) -> slice:
-        """The keys that causality and the window leave to these query rows, as one range."""
-        before, after = self._window()
+        """The range of keys that causality and the window leave to any of these query rows."""
+        before, after = self._lag_limits()
         first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
         low = 0 if before is None else min(max(0, first - before), self.n_k)
         high = self.n_k if after is None else min(self.n_k, max(0, last + after + 1))
         return slice(low, max(low, high))
 
     def allowed(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
-        """The pairs of these rows and keys that may be looked at, or None if all may."""
+        """The allowed pairs among these query rows and keys, or None if all are allowed."""
         allowed = None if self.mask is None else self.mask.tile(rows, keys)
-        before, after = self._window()
+        before, after = self._lag_limits()
         first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
         cut_left = before is not None and keys.start < last - before
         cut_right = after is not None and keys.stop - 1 > first + after
@@ -99,15 +132,11 @@ class Sight:
 
 
 def as_mask(mask: Mask | Tensor | None, b: int, h: int, n_q: int, n_k: int) -> Mask | None:
-    """A Mask from what the caller gave: a Mask, or a boolean [b, k] or [b|1, h|1, q, k]."""
+    """The mask of a call, its shapes checked; a boolean tensor becomes a Mask."""
     if mask is None:
         return None
     if isinstance(mask, Tensor):
-        require(
-            mask.dtype == torch.bool,
-            f"mask must be boolean with True = may be looked at, got {mask.dtype}. For an additive "
-            "mask use mask=(additive == 0), or pass it as a bias.",
-        )
+        _require_boolean("mask", mask)
         mask = Mask(pairs=mask) if mask.ndim == 4 else Mask(keys=mask)
     wanted = {
         "keys": (mask.keys, ((b, 1), (n_k,))),
@@ -117,19 +146,27 @@ def as_mask(mask: Mask | Tensor | None, b: int, h: int, n_q: int, n_k: int) -> M
     }
     for name, (tensor, sizes) in wanted.items():
         if tensor is not None:
-            _check(name, tuple(tensor.shape), sizes)
+            _require_shape(name, tuple(tensor.shape), sizes)
     return mask
 
 
-def _check(name: str, shape: tuple[int, ...], sizes: tuple[tuple[int, ...], ...]) -> None:
+def _require_boolean(name: str, part: Tensor) -> None:
+    require(
+        part.dtype == torch.bool,
+        f"{name} must be boolean with True = may be looked at, got {part.dtype}. For an additive "
+        "mask use mask=(additive == 0), or pass it as a bias.",
+    )
+
+
+def _require_shape(name: str, shape: tuple[int, ...], sizes: tuple[tuple[int, ...], ...]) -> None:
     fits = len(shape) == len(sizes) and all(
         n in allowed for n, allowed in zip(shape, sizes, strict=True)
     )
     require(
         fits,
-        lambda: f"mask {name} must have shape [{_form(sizes)}] for this call, got {shape}.",
+        lambda: f"mask {name} must have shape [{_as_text(sizes)}] for this call, got {shape}.",
     )
 
 
-def _form(sizes: tuple[tuple[int, ...], ...]) -> str:
+def _as_text(sizes: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join("|".join(map(str, allowed)) for allowed in sizes)

@@ -1,4 +1,4 @@
-"""The readable definition of attention with position, and the yardstick of every other backend."""
+"""The `reference` backend: the definition of attention with position, which tests the others."""
 
 import torch
 from jaxtyping import Float
@@ -18,12 +18,12 @@ def refuse(call: AttentionCall) -> str | None:
 
 
 def note(call: AttentionCall) -> str:
-    """What `explain` says of it."""
+    """How it would run the call, for `explain`."""
     return "holds the n x n logits: quadratic memory"
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
-    """All rows at once."""
+    """Attention of all query rows at once."""
     return attend_rows(call.with_kv_heads_expanded(), slice(0, call.sight.n_q))
 
 
@@ -32,7 +32,8 @@ def attend_rows(
 ) -> Float[Tensor, "b h q d_v"]:
     """softmax(scale q.k + bias) (v + values) for some of the query rows.
 
-    `keep` is a mask of dropout that is already known: 0, or 1 / (1 - dropout).
+    The call has a key head for every query head (`with_kv_heads_expanded`). `keep`, if given, is
+    the dropout to apply in place of a random one: 0 or 1 / (1 - dropout) for each weight.
     """
     weights = weights_of(call, rows)
     if keep is not None:
@@ -46,7 +47,7 @@ def attend_rows(
 
 
 def weights_of(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q k"]:
-    """The attention weights before dropout; a row that may look at nothing has weights of zero."""
+    """The attention weights before dropout; those of a row that may look at no key are zero."""
     q, dtype = call.q[:, :, rows], torch.promote_types(call.q.dtype, torch.float32)
     (b, h, n, _), n_k = q.shape, call.sight.n_k
     logits = torch.zeros(b, h, n, n_k, dtype=dtype, device=q.device)
@@ -62,18 +63,21 @@ def weights_of(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q k"]:
     allowed = call.sight.allowed(rows, slice(0, n_k))
     if allowed is None:
         return torch.softmax(logits, dim=-1)
-    # Not -inf: a row of nothing but -inf has NaN gradients, whatever is done to it afterwards.
+    # Not -inf: the softmax of a row of -inf alone is NaN, and so are its gradients, even masked.
     logits = logits.masked_fill(~allowed, torch.finfo(dtype).min)
     return torch.softmax(logits, dim=-1).masked_fill(~allowed, 0.0)
 
 
 def _lag_values(call: AttentionCall, rows: slice, weights: Tensor) -> Tensor:
-    """The weights gathered by lag, times the table: (mass per lag) @ A_V, not a vector a pair."""
+    """sum_j weight_ij * table[lag_ij], with the weights summed by lag before the product.
+
+    That takes the memory of one number for each row and lag, not of a vector for each pair.
+    """
     assert call.values is not None
     table, reach = call.values.table, call.values.reach
     place = torch.arange(call.sight.n_k, device=weights.device)
     q_place = torch.arange(rows.start, rows.stop, device=weights.device) + call.sight.q_start
-    bucket = (place - q_place[:, None]).clamp(-reach, reach) + reach
+    column = (place - q_place[:, None]).clamp(-reach, reach) + reach
     mass = weights.new_zeros(*weights.shape[:3], 2 * reach + 1)
-    mass = mass.scatter_add(-1, bucket.expand(weights.shape), weights)
+    mass = mass.scatter_add(-1, column.expand(weights.shape), weights)
     return mass @ table.to(weights.dtype)

@@ -12,7 +12,7 @@ from whence.lag.line import Line
 from whence.lag.terms import Bias, Terms
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: PyTorch 2.11's compiler cannot trace subclasses of such a class
 class LagBias(Bias):
     """b(lag) = band[lag + reach] for |lag| <= reach; left/right const + slope * |lag| beyond it.
 

@@ -14,6 +14,15 @@ class LagValues:
     """out_i += sum_j weight_ij * table[clip(lag, -reach, reach) + reach], lag = key - query.
 
     Axes [h|1, 2 * reach + 1, d_v]; beyond the reach the end rows go on for ever.
+
+        >>> import torch
+        >>> from whence import LagValues, attend
+        >>> q, k, v = torch.randn(3, 1, 2, 10, 4)
+        >>> values = LagValues(torch.randn(2, 7, 4))
+        >>> values.reach
+        3
+        >>> attend(q, k, v, values=values).shape
+        torch.Size([1, 2, 10, 4])
     """
 
     table: Float[Tensor, "h lag d"]

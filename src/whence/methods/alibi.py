@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from whence.checks import at_least
-from whence.lag import LagBias
+from whence.lag import LINE, CurveBias, LagBias
 from whence.method import Content, PositionMethod
 
 
@@ -41,7 +41,7 @@ class Alibi(PositionMethod):
         content: Content | None = None,
     ) -> LagBias:
         """No table at all: reach 0."""
-        return LagBias.line(slope=-self.slope)
+        return CurveBias(LINE, 0, self.slope)
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " h"]:

@@ -1,6 +1,5 @@
 """Gaussians of the lag in the units in which they are trained, and those of the formula."""
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -99,9 +98,3 @@ class Gaussians(PositionMethod):
         self.start_local(max_length)
         if start == "zero":
             self.amplitude = 0.0
-
-
-def underflow(dtype: torch.dtype) -> float:
-    """The x from which exp(-x) is exactly 0."""
-    finfo = torch.finfo(dtype)
-    return 2 - math.log(finfo.smallest_normal * finfo.eps)

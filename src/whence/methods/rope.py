@@ -9,6 +9,7 @@ from torch import Tensor
 
 from whence.checks import at_least, one_of, require
 from whence.methods.frequency import Frequencies, geometric
+from whence.rotation import Growth, Rotation
 
 Scaling = Literal["none", "linear", "ntk", "dynamic", "yarn", "llama3"]
 SCALINGS: dict[str, tuple[str, ...]] = {  # and the options that each one reads
@@ -43,6 +44,7 @@ class Rope(Frequencies):
         "Su et al. 2021, arXiv:2104.09864; linear: Chen et al. 2023, arXiv:2306.15595; "
         "yarn: Peng et al. 2023, arXiv:2309.00071"
     )
+    lengths_only = True  # attention asks for `rotation`, which needs no positions
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class Rope(Frequencies):
         )
         self.scaling, self.factor, self.original_length = scaling, factor, length
         self.anchored = self.grows = scaling == "dynamic"  # the last position sets every angle
+        self.growth = Growth(factor, length) if scaling == "dynamic" else None
         if attention_factor is None:
             attention_factor = 0.1 * math.log(factor) + 1.0 if scaling == "yarn" else 1.0
         self.attention_factor = attention_factor
@@ -134,15 +137,20 @@ class Rope(Frequencies):
         """The keys turned, in the same way."""
         return self.turn(k, k_pos)
 
+    def rotation(self) -> Rotation | None:
+        """The turn of queries and keys, to be executed at once for both."""
+        return self._rotation()
+
+    def _rotation(self) -> Rotation:
+        """The same for a subclass that has hooks of its own, and so no `rotation`."""
+        interleaved = self.layout == "interleaved"
+        return Rotation(
+            self.frequency, self.d_head, interleaved, self.attention_factor, self.growth
+        )
+
     def angle(self, pos: Int[Tensor, "*b n"], dtype: torch.dtype) -> Float[Tensor, "*b n pairs"]:
-        """The angle of each pair; "dynamic" slows it by the length, read on the device."""
-        angle = super().angle(pos, dtype)
-        if self.scaling != "dynamic" or pos.shape[-1] == 0:
-            return angle
-        length = (pos.amax(dim=-1, keepdim=True) + 1).clamp(min=self.original_length)
-        growth = self.factor * length.to(angle.dtype) / self.original_length - (self.factor - 1)
-        index = torch.arange(self.d // 2, device=pos.device, dtype=angle.dtype)
-        return angle * growth[..., None] ** (-2 * index / (self.d - 2))
+        """The angle of each pair, from -pi to pi."""
+        return self._rotation().angle(pos, dtype)
 
     def turn(
         self,
@@ -151,24 +159,7 @@ class Rope(Frequencies):
         stretch: Float[Tensor, "*b n pairs"] | None = None,
     ) -> Float[Tensor, "b h n d_head"]:
         """Heads with their pairs turned, and each pair multiplied by its `stretch`, if given."""
-        require(
-            x.shape[-1] == self.d_head,
-            f"{type(self).__name__} was built for heads of {self.d_head}, got {x.shape[-1]}. "
-            "In a Sum put it before a method that makes heads wider.",
-        )
-        angle = self.angle(pos, x.dtype)
-        size = self.attention_factor if stretch is None else self.attention_factor * stretch
-        cos, sin = ((wave * size).to(x.dtype) for wave in (angle.cos(), angle.sin()))
-        if pos.ndim > 1:  # a position for each sequence: the same for all heads
-            cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-        turned = _rotated(x[..., : self.d], cos, sin, interleaved=self.layout == "interleaved")
-        return turned if self.d == self.d_head else torch.cat([turned, x[..., self.d :]], dim=-1)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
-    pair = (a * cos - b * sin, b * cos + a * sin)
-    return torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+        return self._rotation().turned(x, pos, stretch)
 
 
 def _yarn(

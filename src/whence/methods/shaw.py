@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from whence.checks import at_least, one_of, require
 from whence.lag import LagBias, LagValues, QueryBias
-from whence.lag.query import clipped_product
 from whence.method import Content, PositionMethod
 from whence.units import VECTOR_GAIN, Scaled
 
@@ -86,8 +85,6 @@ class Shaw(PositionMethod):
         if self.raw_key_table is None:
             return None
         table, scale = self._symmetric(self.raw_key_table), VECTOR_GAIN * self.d_head**-0.5
-        if torch.compiler.is_compiling():  # a lazy one breaks the graph of some versions
-            return clipped_product(q, table, scale)
         return QueryBias(q, table, scale=scale)
 
     def value_term(self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]) -> LagValues | None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from whence.checks import require
 from whence.lag import Bias, LagValues
 from whence.method import SITES, Content, PositionMethod
+from whence.rotation import Rotation
 
 Term = TypeVar("Term", Tensor, Bias, LagValues)
 
@@ -28,7 +29,10 @@ class Sum(PositionMethod):
         self.anchored = any(part.anchored for part in parts)
         self.grows = any(part.grows for part in parts)
         self.reads_key_inputs = any(part.reads_key_inputs for part in parts)
-        self.lengths_only = all(part.lengths_only for part in parts)
+        # Two parts that change heads do so in order, by their hooks: no rotation stands for both.
+        turning = [i for i, part in enumerate(parts) if "heads" in part.sites()]
+        self._turning = turning[0] if len(turning) == 1 else None
+        self.lengths_only = len(turning) < 2 and all(part.lengths_only for part in parts)
 
     def _each(self) -> Iterable[PositionMethod]:
         for part in self.parts:
@@ -71,6 +75,14 @@ class Sum(PositionMethod):
         for part in self._each():
             k = part.key_heads(k, k_pos)
         return k
+
+    def rotation(self) -> Rotation | None:
+        """That of the only part that changes heads, or None."""
+        if self._turning is None:
+            return None
+        part = self.parts[self._turning]
+        assert isinstance(part, PositionMethod)
+        return part.rotation()
 
     def value_heads(self, v: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
         """Through the parts in order."""

@@ -1,18 +1,19 @@
 """T5 (Raffel et al., 2020): one learned number for each head and bucket of lags."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding, one_hot
+from torch.nn.functional import one_hot
 
 from whence.checks import at_least, one_of, require
-from whence.lag import LagBias
+from whence.lag import BUCKETS, CurveBias, LagBias
 from whence.method import Content, PositionMethod
 from whence.methods.starts import falling
-from whence.units import GAIN, Scaled, in_float32, unset_numbers
+from whence.units import Scaled, unset_numbers
 
 STARTS = ("local", "normal", "zero")
 
@@ -40,6 +41,7 @@ class T5(PositionMethod):
     former_names = {"table": "raw_table"}  # noqa: RUF012
 
     table = Scaled()
+    bucket: Tensor
 
     def __init__(
         self,
@@ -63,15 +65,26 @@ class T5(PositionMethod):
         self.max_distance, self.start = max_distance, start
         self.reach = _reach(buckets if causal else buckets // 2, max_distance)
         self.raw_table = unset_numbers(buckets, n_heads)
-        self._bucket: Tensor | None = None
+        self.register_buffer("bucket", self._buckets(), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """As `start` says."""
+        self.bucket = self._buckets(self.bucket.device)
         if self.start == "local":
             self.table = self._local()
         else:
             self.table = torch.normal(0.0, 0.02 * (self.start == "normal"), self.raw_table.shape)
+
+    def _buckets(self, device: torch.device | None = None) -> Int[Tensor, " lag"]:
+        lag = torch.arange(-self.reach, self.reach + 1, device=device)
+        return t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "T5":
+        """As a module's, and the buckets are found anew: `to_empty` leaves them unset."""
+        super()._apply(fn, recurse)
+        self.bucket = self._buckets(self.bucket.device)
+        return self
 
     def _local(self) -> Float[Tensor, "buckets h"]:
         """The mean of the curve over the lags of each bucket; 0 in a bucket without any."""
@@ -90,27 +103,7 @@ class T5(PositionMethod):
         content: Content | None = None,
     ) -> LagBias:
         """A band to where the last buckets begin, and constant tails."""
-        band = GAIN * embedding(self._buckets(), in_float32(self.raw_table))
-        return LagBias.clipped(band.T[None, :, None])
-
-    def _buckets(self) -> Int[Tensor, " lag"]:
-        """Of the lags to the reach; they never change, so they are found once on a device."""
-        if self._bucket is not None and self._bucket.device == self.raw_table.device:
-            return self._bucket
-        if torch.compiler.is_compiling():
-            return self._found()
-        with torch.inference_mode(mode=False):
-            bucket = self._found()
-        # What a fake mode, a transform of torch.func or a CUDA graph made ends with it.
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(bucket)
-        captured = bucket.is_cuda and torch.cuda.is_current_stream_capturing()
-        if type(bucket) is Tensor and not wrapped and not captured:
-            self._bucket = bucket
-        return bucket
-
-    def _found(self) -> Int[Tensor, " lag"]:
-        lag = torch.arange(-self.reach, self.reach + 1, device=self.raw_table.device)
-        return t5_bucket(lag, self.buckets, self.max_distance, causal=self.causal)
+        return CurveBias(BUCKETS, self.reach, self.raw_table, self.bucket)
 
 
 def _reach(buckets: int, max_distance: int) -> int:

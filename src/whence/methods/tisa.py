@@ -1,19 +1,14 @@
 """TISA (Wennberg & Henter, 2021): a learned sum of Gaussians of the lag, added to the logits."""
 
-import functools
-import importlib.util
-import math
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from whence.checks import at_least, one_of
-from whence.lag import CurveBias, LagBias, Line
+from whence.lag import GAUSSIANS, CurveBias, LagBias
 from whence.method import Content, longest_lag
-from whence.methods.gaussians import STARTS, Gaussians, InWidths, underflow
-from whence.units import GAIN, in_float32
+from whence.methods.gaussians import STARTS, Gaussians, InWidths
 
 
 class Tisa(Gaussians):
@@ -87,22 +82,11 @@ class Tisa(Gaussians):
 
     def curve(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag"]:
         """f at each lag, in float32 at least."""
-        width, offset = self.deviation[..., None], (GAIN * in_float32(self.raw_offset))[..., None]
-        gaussian = torch.exp(-0.5 * (lag.to(width.dtype) / width - offset).square())
-        curve: Tensor = (self.amplitude[..., None] * gaussian).sum(dim=1)
-        return curve
+        return GAUSSIANS.at(self._trained(), lag)
 
     def extent(self, longest: int) -> Int[Tensor, " h"]:
-        """Beyond this |lag| every Gaussian of the head underflows to exactly 0 in its dtype.
-
-        A parameter that is NaN, or a kernel of endless width, gives `longest`: nothing is cut off.
-        """
-        with torch.no_grad():
-            width, offset = self.deviation, GAIN * in_float32(self.raw_offset)
-            edge = math.sqrt(2 * underflow(width.dtype))  # in widths
-            far = width * (offset.abs() + edge) + 0 * self.raw_amplitude  # NaN if not finite
-            far = far.masked_fill(far.isnan(), float("inf"))
-            return far.amax(dim=1).ceil().clamp(0, longest).long()
+        """The |lag| beyond which f of a head is exactly 0, at most `longest`."""
+        return GAUSSIANS.extent(self._trained(), longest)
 
     def score_term(
         self,
@@ -115,21 +99,7 @@ class Tisa(Gaussians):
         """One band for all queries, zero beyond it."""
         longest = longest_lag(q_pos, k_pos)
         reach = longest if self.reach is None else min(self.reach, longest)
-        in_float32 = self.raw_deviation.is_cuda and self.raw_deviation.dtype != torch.float64
-        if in_float32 and not torch.compiler.is_compiling() and _has_triton():
-            from whence.methods.tisa_kernel import CURVE
+        return CurveBias(GAUSSIANS, reach, *self._trained())
 
-            return CurveBias(CURVE, reach, self.raw_amplitude, self.raw_deviation, self.raw_offset)
-        return LagBias.from_function(
-            self.curve,
-            reach,
-            left=Line(),
-            right=Line(),
-            extent=self.extent(reach),
-            device=self.raw_deviation.device,
-        )
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    def _trained(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.raw_amplitude, self.raw_deviation, self.raw_offset

@@ -3,7 +3,7 @@
 from whence.models.causal import WhenceForCausalLM
 from whence.models.classification import WhenceForSequenceClassification
 from whence.models.config import WhenceConfig, WhenceSeq2SeqConfig
-from whence.models.imports import from_transformers
+from whence.models.conversion import from_transformers
 from whence.models.masked import WhenceForMaskedLM
 from whence.models.model import WhenceModel
 from whence.models.register import register

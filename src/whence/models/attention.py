@@ -12,8 +12,8 @@ from whence.kernels import Mask
 from whence.method import PositionMethod
 from whence.methods.nope import Nope
 from whence.models.config import WhenceConfig
-from whence.models.layout import Layout
 from whence.models.local_heads import LocalHeads
+from whence.models.token_layout import TokenLayout
 from whence.nn import positioned_attention, positioned_weights
 
 Output = tuple[Tensor, Tensor | None]  # hidden states, and weights if they were asked for
@@ -76,7 +76,7 @@ class SelfAttention(Projections):
         x: Float[Tensor, "b n d_model"],
         *,
         position: PositionMethod,
-        layout: Layout,
+        layout: TokenLayout,
         cache: Cache | None,
         layer: int,
         need_weights: bool,
@@ -150,7 +150,7 @@ class SelfAttention(Projections):
         v: Tensor,
         x: Tensor,
         x_k: Tensor | None,
-        layout: Layout,
+        layout: TokenLayout,
         need_weights: bool,
     ) -> Output:
         """Rows that begin at one place at a time, without their padding: it begins at position 0.

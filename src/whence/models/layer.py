@@ -12,7 +12,7 @@ from whence.kernels import Mask
 from whence.method import PositionMethod
 from whence.models.attention import CrossAttention, SelfAttention
 from whence.models.config import WhenceConfig
-from whence.models.layout import Layout
+from whence.models.token_layout import TokenLayout
 
 
 def norm(config: WhenceConfig) -> nn.Module:
@@ -66,7 +66,7 @@ class WhenceLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         memory: Float[Tensor, "b m d"] | None = None,
         *,
         position: PositionMethod,
-        layout: Layout,
+        layout: TokenLayout,
         memory_mask: Mask | None = None,
         past_key_values: Cache | None = None,
         layer: int,

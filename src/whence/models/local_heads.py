@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whence.lag import Bias, DenseBias, LagBias, LagValues, Line, LowRankBias
 from whence.lag.terms import Terms
 from whence.method import Content, PositionMethod
+from whence.rotation import Rotation
 
 
 class LocalHeads(PositionMethod):
@@ -48,6 +49,10 @@ class LocalHeads(PositionMethod):
     def key_heads(self, k: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
         """Its keys."""
         return self._mine(self.whole.key_heads(self._all(k), k_pos), 1)
+
+    def rotation(self) -> Rotation | None:
+        """That of the whole method: all heads turn alike."""
+        return self.whole.rotation()
 
     def value_heads(self, v: Tensor, k_pos: Int[Tensor, "*b k"]) -> Tensor:
         """Its values."""

@@ -11,9 +11,9 @@ from whence.checks import require
 from whence.kernels import Mask
 from whence.models.config import WhenceConfig
 from whence.models.layer import WhenceLayer, norm
-from whence.models.layout import layout_of
 from whence.models.local_heads import sum_gradients
 from whence.models.positions import Positions
+from whence.models.token_layout import token_layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ class WhenceStack(nn.Module):
             "this position changes what earlier tokens get as the sequence grows, so cached ones "
             "are out of date: pass use_cache=False, and all tokens.",
         )
-        layout = layout_of(
+        layout = token_layout(
             x.shape[0],
             x.shape[1],
             seen=seen,

@@ -8,6 +8,7 @@ from whence.kernels import Mask
 from whence.kernels.attend import execute
 from whence.kernels.call import AttentionCall, as_call
 from whence.kernels.reference import weights_of
+from whence.kernels.rotary import turned
 from whence.lag import Bias
 from whence.method import Content, PositionMethod
 
@@ -77,9 +78,10 @@ def positioned_call(
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
+    heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
     return as_call(
-        position.query_heads(q, q_pos),
-        position.key_heads(k, k_pos),
+        heads_q,
+        heads_k,
         position.value_heads(v, k_pos),
         bias=term,
         values=position.value_term(q_pos, k_pos),
@@ -111,11 +113,11 @@ def positioned_weights(
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
-    key = position.key_heads(k, k_pos)
+    heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
     call = as_call(
-        position.query_heads(q, q_pos),
-        key,
-        key,  # in place of the values, which the weights do not depend on
+        heads_q,
+        heads_k,
+        heads_k,  # in place of the values, which the weights do not depend on
         bias=term,
         values=None,
         mask=mask,
@@ -143,6 +145,22 @@ def _positions(
     if q_start == 0 and n_q == n_k:  # one launch less for every layer
         return k_pos, k_pos
     return torch.arange(first, first + n_q, device=q.device), k_pos
+
+
+def _heads(
+    position: PositionMethod,
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b h_kv k d"],
+    q_pos: Int[Tensor, " q"],
+    k_pos: Int[Tensor, " k"],
+    k_start: int,
+    q_start: int,
+) -> tuple[Tensor, Tensor]:
+    """The queries and the keys as the dot product sees them."""
+    rotation = position.rotation()
+    if rotation is None:
+        return position.query_heads(q, q_pos), position.key_heads(k, k_pos)
+    return turned(q, k_start + q_start, k, k_start, rotation)
 
 
 def _logit_term(

@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from whence.analysis.results import TableReport
-from whence.report.ink import BLUE, GRID, ORANGE, plain, title
 from whence.report.panels import panels
+from whence.report.style import BLUE, GRID, ORANGE, plain, title
 
 
 def draw_components(table: TableReport, *, name: str, leading: int = 6) -> Figure:

@@ -8,8 +8,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from whence.analysis.fit import fitted
 from whence.analysis.results import Fit, HeadFits, HeadReport
 from whence.checks import require
-from whence.report.ink import FAINT, ORANGE, inner_limits, number, plain, title
 from whence.report.panels import panels
+from whence.report.style import FAINT, ORANGE, inner_limits, number, plain, title
 
 CURVE = "#8a8a8a"
 

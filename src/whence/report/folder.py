@@ -3,10 +3,7 @@
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -17,18 +14,19 @@ from matplotlib.figure import Figure
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
+from whence.analysis.json_result import Result
 from whence.analysis.results import Inspection
-from whence.analysis.stored import Result
 from whence.checks import require
+from whence.files import add_to_folder
+from whence.report.comparison_figures import draw_scores, draw_steps
 from whence.report.components import draw_components
+from whence.report.figure_files import save_figure
 from whence.report.fits import draw_fits, with_curves
 from whence.report.heads import draw_head_curves, draw_head_matrices
 from whence.report.heat_maps import draw_heat_maps
-from whence.report.ink import short
 from whence.report.page import save_page
 from whence.report.profiles import draw_profiles
-from whence.report.saved import save_figure
-from whence.report.series import draw_scores, draw_steps
+from whence.report.style import short
 from whence.report.windows import draw_windows
 
 R = TypeVar("R", bound=Result)
@@ -49,8 +47,8 @@ class Results:
     comparison: Comparison | None = None
     criteria: CriteriaReport | None = None
 
-    def beside(self, earlier: "Results") -> "Results":
-        """With what an earlier run left and this one does not replace, after it."""
+    def with_earlier(self, earlier: "Results") -> "Results":
+        """These results, followed by those of an earlier run that they do not replace."""
         ours = {file_name(entry.model.name) for entry in self.inspections}
         others = (entry for entry in earlier.inspections if file_name(entry.model.name) not in ours)
         return Results(
@@ -96,7 +94,9 @@ def write_folder(
     keep: Sequence[Inspection] = (),
     progress: Callable[[str, float], None] | None = None,
 ) -> Path:
-    """Results to keep as JSON, figures and the page, built aside and then moved in: the page.
+    """Write results to keep as JSON, figures and the page, and return the path of the page.
+
+    All files are made in a temporary folder first and moved in at the end.
 
     `figures_of` are the models that get figures of their own (None: all). Figures that an earlier
     run drew from results that are no longer there go.
@@ -106,17 +106,17 @@ def write_folder(
     check_names(entry.model.name for entry in keep)
     own = new.inspections if figures_of is None else figures_of
     drawings = list(_drawings(new, own))
-    with _moved_into(folder) as aside:
+    with add_to_folder(folder) as staged:
         for entry in keep:
-            entry.save(aside / result_name(entry.model.name))
+            entry.save(staged / result_name(entry.model.name))
         if keep and new.comparison is not None:
-            new.comparison.save(aside / COMPARISON)
+            new.comparison.save(staged / COMPARISON)
         for place, (name, draw) in enumerate(drawings):
             say(f"figure {name}", place / len(drawings))
             figure = draw()
             for form in formats:
-                save_figure(figure, aside / "figures" / f"{name}.{form}")
-        save_page(new.inspections, aside / PAGE, comparison=new.comparison, criteria=new.criteria)
+                save_figure(figure, staged / "figures" / f"{name}.{form}")
+        save_page(new.inspections, staged / PAGE, comparison=new.comparison, criteria=new.criteria)
     drawn = {f"{name}.{form}" for name, _ in drawings for form in formats}
     replaced = {file_name(entry.model.name) for entry in (*own, *keep)}
     valid = {file_name(entry.model.name) for entry in new.inspections} - replaced
@@ -159,21 +159,6 @@ def check_folder(folder: Path) -> None:
             if not os.access(part, os.W_OK):
                 raise PermissionError(13, "Permission denied", str(part))
             return
-
-
-@contextmanager
-def _moved_into(folder: Path) -> Iterator[Path]:
-    """A new folder beside it, whose files are moved in if all went well, and is gone if not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        yield aside
-        for path in sorted(part for part in aside.rglob("*") if part.is_file()):
-            target = folder / path.relative_to(aside)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _drawings(

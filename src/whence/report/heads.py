@@ -9,8 +9,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.results import HeadReport
 from whence.checks import require
-from whence.report.ink import ATTENTION, FAINT, GRID, number, plain, title
 from whence.report.panels import panels
+from whence.report.style import ATTENTION, FAINT, GRID, number, plain, title
 
 SENSITIVE, BLIND = colormaps[ATTENTION](0.35), "#9a9a9a"
 MOVED = "Each curve without its mean, which a softmax does not see."

@@ -8,8 +8,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.results import Inspection, TableReport
 from whence.checks import require
-from whence.report.ink import FAINT, INK, INNER_PRODUCTS, labels, number, plain, title
 from whence.report.panels import panels
+from whence.report.style import FAINT, INK, INNER_PRODUCTS, labels, number, plain, title
 
 
 def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Figure:

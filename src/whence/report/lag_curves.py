@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis import LagCurves
 from whence.checks import require
-from whence.report.ink import AXIS, FAINT, GRID, INK, SPREAD
+from whence.report.style import AXIS, FAINT, GRID, INK, SPREAD
 
 TITLE = "What each method tells attention about position, before any training"
 HEADER = 0.78  # inches kept free above the panels

@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from whence.analysis.language import Language, ranked
-from whence.report.ink import ATTENTION, FAINT, plain, series, title
+from whence.analysis.lm_results import Language, ranked
 from whence.report.panels import panels
+from whence.report.style import ATTENTION, FAINT, plain, series, title
 
 
 def draw_by_length(results: Language) -> Figure:

@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from whence.analysis.language import Job, LagView, Language, Row, ranked
-from whence.analysis.stored import Array
-from whence.report.ink import (
+from whence.analysis.json_result import Array
+from whence.analysis.lm_results import Job, LagView, Language, Row, ranked
+from whence.report.panels import panels
+from whence.report.style import (
     AXIS,
     BLUE,
     FAINT,
@@ -20,7 +21,6 @@ from whence.report.ink import (
     plain,
     title,
 )
-from whence.report.panels import panels
 
 COLUMNS, SIZE = 6, (1.9, 1.75)
 LAYERS_SHOWN = 4

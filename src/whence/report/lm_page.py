@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from whence.analysis.language import Language
+from whence.analysis.lm_results import Language
 from whence.checks import require
+from whence.files import write_text
 from whence.report import lm_sections as sections
-from whence.report.frame import framed
+from whence.report.figure_files import save_png
+from whence.report.html_page import html_page
 from whence.report.lm_figures import draw_attention, draw_by_length
 from whence.report.lm_table import formatted
-from whence.report.saved import save_bytes, save_png
 from whence.report.sections import Page
 
 PAGE = "page.html"
@@ -27,7 +28,7 @@ def make_lm_page(results: Language) -> str:
     ]
     names = ", ".join(results.methods[:4])
     more = f" and {len(results.methods) - 4} more" if len(results.methods) > 4 else ""
-    return framed(
+    return html_page(
         f"{names}{more}: compared",
         f"{len(results.methods)} ways to tell a model where its tokens are",
         parts,
@@ -44,9 +45,9 @@ def write_lm_report(results: Language, out: Path, *, figures: bool = True) -> Pa
         f"{out} has no finished job yet: the whence lm that began there goes on with it.",
     )
     for name, form in (("table.md", "markdown"), ("table.tex", "latex")):
-        save_bytes(f"{formatted(results, form)}\n".encode(), out / name)
+        write_text(out / name, f"{formatted(results, form)}\n")
     if figures:
         save_png(draw_by_length(results), out / "figures" / "length.png", dpi=150)
         if any(job.attention for job in results.jobs):
             save_png(draw_attention(results), out / "figures" / "attention.png", dpi=150)
-    return save_bytes(make_lm_page(results).encode(), out / PAGE)
+    return write_text(out / PAGE, make_lm_page(results))

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from whence.analysis.language import SCRATCH, SLIDING, Job, LagView, Language, ranked
-from whence.analysis.stored import Array
-from whence.report.ink import ATTENTION, INNER_PRODUCTS
+from whence.analysis.json_result import Array
+from whence.analysis.lm_results import SCRATCH, SLIDING, Job, LagView, Language, ranked
 from whence.report.plots import COLORS, DASHES, SYMBOLS, Plot, packed, plot, scale
+from whence.report.style import ATTENTION, INNER_PRODUCTS
 
 BELOW: Plot = {"orientation": "h", "y": -0.25}
 

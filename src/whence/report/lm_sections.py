@@ -2,7 +2,7 @@
 
 from html import escape
 
-from whence.analysis.language import SCRATCH, SLIDING, Job, Language
+from whence.analysis.lm_results import SCRATCH, SLIDING, Job, Language
 from whence.report import lm_plots
 from whence.report.lm_table import rank_table, reasons, winners
 from whence.report.sections import Page

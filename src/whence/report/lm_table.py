@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from whence.analysis.language import Language, Mean, Row, ranked
+from whence.analysis.lm_results import Language, Mean, Row, ranked
 from whence.checks import one_of
 
 FORMATS = ("markdown", "latex")

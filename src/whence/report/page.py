@@ -7,11 +7,11 @@ from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
 from whence.analysis.results import Inspection
 from whence.checks import require
+from whence.files import write_text
 from whence.report import sections
-from whence.report.frame import framed
-from whence.report.ink import labels
-from whence.report.saved import save_bytes
+from whence.report.html_page import html_page
 from whence.report.sections import Page
+from whence.report.style import labels
 
 
 def save_page(
@@ -23,7 +23,7 @@ def save_page(
 ) -> Path:
     """Write the page whole or not at all."""
     page = make_page(inspections, comparison=comparison, criteria=criteria)
-    return save_bytes(page.encode(), path)
+    return write_text(path, page)
 
 
 def make_page(
@@ -51,7 +51,7 @@ def make_page(
     versions = {key: text for entry in inspections for key, text in entry.versions.items()}
     made = ", ".join(f"{key} {text}" for key, text in sorted(versions.items()))
     whose = "know" if len(inspections) > 1 else "knows"
-    return framed(
+    return html_page(
         f"{names + more}: position",
         f"What {names + more} {whose} about position",
         parts,

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from whence.report.ink import FAINT, INK
+from whence.report.style import FAINT, INK
 
 HEADER = 0.62  # inches kept free above the panels
 

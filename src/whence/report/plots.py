@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.fit import fitted
+from whence.analysis.json_result import Array
 from whence.analysis.results import Fit, HeadReport, Inspection, LagProfile, TableReport
-from whence.analysis.stored import Array
 from whence.report.heat_maps import limits
-from whence.report.ink import ATTENTION, INNER_PRODUCTS, inner_limits, labels
+from whence.report.style import ATTENTION, INNER_PRODUCTS, inner_limits, labels
 
 Plot = dict[str, Any]
 COLORS, SYMBOLS = ("@blue", "@orange", "@ink", "@sky", "@purple"), ("circle", "square", "diamond")

@@ -7,8 +7,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.results import LagProfile
 from whence.checks import require
-from whence.report.ink import FAINT, GRID, PURPLE, number, plain, title
 from whence.report.panels import panels
+from whence.report.style import FAINT, GRID, PURPLE, number, plain, title
 
 
 def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:

@@ -11,11 +11,11 @@ from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
 from whence.analysis.results import Inspection
 from whence.report import plots
+from whence.report.comparison_figures import sentence
 from whence.report.fits import picked
 from whence.report.heat_maps import caption
-from whence.report.ink import labels, number
-from whence.report.series import sentence
-from whence.report.telling import telling
+from whence.report.key_numbers import key_numbers
+from whence.report.style import labels, number
 
 MARKS = {True: "✓", False: "✗", None: "–"}  # noqa: RUF001
 FIELDS = (
@@ -59,14 +59,14 @@ def _finite(value: Any) -> Any:
 
 
 def summary(inspections: Sequence[Inspection]) -> str:
-    """The telling numbers: as cards for one model, as a table for several."""
+    """The key numbers: as cards for one model, as a table for several."""
     if len(inspections) > 1:
         return _side_by_side(inspections)
     (entry,) = inspections
     items = "".join(
         f"<li><b>{escape(told.value)}</b><span>{escape(told.what)}</span>"
         f'<span class="faint">{escape(told.against)}</span></li>'
-        for told in telling(entry)
+        for told in key_numbers(entry)
     )
     return f'{_facts(entry)}<ul class="numbers">{items}</ul>'
 
@@ -83,7 +83,7 @@ def _facts(entry: Inspection) -> str:
 
 def _side_by_side(inspections: Sequence[Inspection]) -> str:
     """A row a number, a column a model; the wording of the first model that has it."""
-    told = [{one.key: one for one in telling(entry)} for entry in inspections]
+    told = [{one.key: one for one in key_numbers(entry)} for entry in inspections]
     names = labels([entry.model.name for entry in inspections])
     heads = "".join(f"<th>{escape(name)}</th>" for name in names)
     rows = ""

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from whence.report.ink import plain, series, title
 from whence.report.panels import panels
+from whence.report.style import plain, series, title
 
 MODES = {"forward": "forward", "both": "forward and backward", "decode": "decoding one token"}
 

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from whence.analysis.results import Inspection
 from whence.checks import require
-from whence.report.ink import labels, plain, series, title
 from whence.report.panels import panels
+from whence.report.style import labels, plain, series, title
 
 
 def draw_windows(inspections: Sequence[Inspection]) -> Figure:

@@ -1,18 +1,15 @@
-"""The parts of a call to the fused backend: tensors and numbers, as `launch` takes them.
+"""The parts of a call to the fused backend: tensors and numbers, as plans and kernels take them.
 
-A tensor may be anything with a shape, strides and a dtype: a plan records a call from those alone.
+A tensor may be anything with a shape, strides and a dtype, a slot of a plan too.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-
-class Tiles(NamedTuple):
-    """Rows and keys of a tile, and how many warps and pipeline stages run it."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
+# The curves with device code (device/curve.py), and whether they have tails that are not 0.
+CURVES = {"gaussians": False, "buckets": True, "line": True}
+FEW_ROWS = 16  # the least that a tensor core multiplies, and the most queries that are called few
+MANY_KEYS = 256  # from so many on it is worth sharing the keys out over programs
 
 
 class Inputs(NamedTuple):
@@ -23,8 +20,8 @@ class Inputs(NamedTuple):
     tails: Any = None  # float32 [4, b|1, h|1, q|1]
     table: Any = None  # float32 [h|1, lag, d_v]
     keys: Any = None  # uint8 [b|1, k]
-    q_segment: Any = None  # int32 [b|1, q]
-    k_segment: Any = None  # int32 [b|1, k]
+    q_segment: Any = None  # int32 or int64 [b|1, q]
+    k_segment: Any = None  # int32 or int64 [b|1, k]
     seed: Any = None  # int64 []
 
 
@@ -53,15 +50,19 @@ class Product(NamedTuple):
 
 
 class CurveBand(NamedTuple):
-    """A band that is a curve of three parameters, computed in the kernel, and 0 beyond its reach.
+    """A band that is a curve of a few parameters, which the kernels evaluate.
 
-    `functions` has the device functions at and extent_of, and gradient_kernel (device/curve.py is
-    an example). The parameters are float32 [h, count] and contiguous.
+    The parameters are contiguous, in float32 or whole numbers; None for those a curve has not.
     """
 
-    functions: Any
+    name: str
     reach: int
-    parameters: tuple[Any, Any, Any]
+    parameters: Sequence[Any]
+
+    @property
+    def tails(self) -> bool:
+        """Whether the curve goes on beyond its reach."""
+        return CURVES[self.name]
 
 
 class Far(NamedTuple):
@@ -94,7 +95,7 @@ class Kept(NamedTuple):
     mass: Any  # of every lag of the value table
     band: Any  # laid out
     extent: Any  # of a curve
-    tails: Any  # of a product
+    tails: Any  # of a product or a curve
 
 
 class Wanted(NamedTuple):
@@ -115,9 +116,94 @@ class Gradients(NamedTuple):
     q: Any
     k: Any
     v: Any
-    query: Any  # of a product; None if the query is q, whose gradient holds it
-    factor: Any
-    band: Any
-    tails: Any
-    table: Any
-    parameters: tuple[Any, ...]  # of a curve
+    band: Any = None
+    tails: Any = None
+    table: Any = None
+    query: Any = None  # of a product; None if the query is q, whose gradient holds it
+    factor: Any = None
+    parameters: Sequence[Any] = (None, None, None)  # of a curve
+
+
+class Given(NamedTuple):
+    """All tensors of a call, in the order in which plans and operators take them."""
+
+    q: Any
+    k: Any
+    v: Any
+    band: Any = None
+    extent: Any = None
+    tails: Any = None
+    table: Any = None
+    keys: Any = None
+    q_segment: Any = None
+    k_segment: Any = None
+    seed: Any = None
+    query: Any = None  # of a product
+    factor: Any = None
+    first: Any = None  # the parameters of a curve
+    second: Any = None
+    third: Any = None
+
+    @classmethod
+    def ordered(cls, found: Gradients) -> "Given":
+        """Gradients in the order of the tensors that they belong to."""
+        first, second, third = found.parameters
+        return cls(
+            found.q,
+            found.k,
+            found.v,
+            band=found.band,
+            tails=found.tails,
+            table=found.table,
+            query=found.query,
+            factor=found.factor,
+            first=first,
+            second=second,
+            third=third,
+        )
+
+    @property
+    def inputs(self) -> Inputs:
+        """The tensors that `Inputs` names."""
+        return Inputs(*self[3:11])
+
+
+class Call(NamedTuple):
+    """All of a call but its tensors: with how those lie in memory, it decides what is launched."""
+
+    numbers: Numbers
+    product_scale: float = 1.0
+    curve: str = ""  # the name of a curve with device code; "" where there is none
+    reach: int = 0  # of the curve
+
+    def flat(self) -> tuple[Any, ...]:
+        """The numbers one by one, as an operator takes them."""
+        return (*self.numbers, *self[1:])
+
+    @classmethod
+    def from_flat(cls, numbers: Sequence[Any]) -> "Call":
+        """The call from what `flat` gave."""
+        count = len(Numbers._fields)
+        return cls(Numbers(*numbers[:count]), *numbers[count:])
+
+    def product(self, given: Given) -> Product | None:
+        """The product that makes the band, if one does."""
+        if given.factor is None:
+            return None
+        return Product(self.product_scale, given.query, given.factor)
+
+    def curve_band(self, given: Given) -> CurveBand | None:
+        """The curve that makes the band, if one does."""
+        return CurveBand(self.curve, self.reach, given[13:]) if self.curve else None
+
+
+def decoded(q: Any, k: Any, numbers: Numbers) -> bool:
+    """Whether few queries meet many keys: then forward shares the keys out and lays no band out."""
+    rows = q.shape[2] * (q.shape[1] // k.shape[1])
+    few = rows <= FEW_ROWS and k.shape[2] >= MANY_KEYS
+    return bool(few and not (numbers.far or numbers.dropout))
+
+
+def by_token(q: Any) -> bool:
+    """Whether q [b, h, n, d] is [b, n, h, d] in memory, as projections leave it."""
+    return bool(q.shape[1] > 1 and q.shape[2] > 1 and q.stride(1) < q.stride(2))

@@ -11,8 +11,8 @@ import torch
 
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
-    Operands,
     HeadGradients,
+    Operands,
     Parts,
     Short,
     short_backward_kernel,
@@ -82,7 +82,7 @@ def forward(
     plan.launch(
         short_forward_kernel,
         (b * h, _ceil(n_q, tile.ROWS)),
-        *(_given(q, k, v, call), out),
+        *(_operands(q, k, v, call), out),
         *a.scalars(sizes),
         warps=cut.warps,
         stages=1,
@@ -127,7 +127,7 @@ def backward(
     plan.launch(
         short_backward_kernel,
         (b // run * k.shape[1],),
-        *(_given(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
+        *(_operands(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
@@ -143,9 +143,7 @@ def backward(
         d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
     of_factor = _table_gradient(plan, parts.factor, factor) if d_factor else None
     of_table = _table_gradient(plan, parts.table, table) if table is not None else None
-    return Gradients(
-        d_q, d_k, d_v, band=d_band, tails=d_tails, factor=of_factor, table=of_table
-    )
+    return Gradients(d_q, d_k, d_v, band=d_band, tails=d_tails, factor=of_factor, table=of_table)
 
 
 def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
@@ -274,7 +272,7 @@ def _used(reach: int, numbers: Numbers) -> int:
     return reach + 1 if numbers.after == 0 else 2 * reach + 1
 
 
-def _given(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
+def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
     inputs, (factor, table) = call.inputs, _tables(call)
     scale = 1.0 if call.product is None else call.product.scale
     product = a.Product(a.Rows(None, 0, 0, 0), _table(factor), scale)

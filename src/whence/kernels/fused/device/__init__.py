@@ -1,1 +1,48 @@
-"""The fused backend's Triton code."""
+"""The GPU kernels of the fused backend, in Triton. This page says how they work together.
+
+**The task.** For every query row i of a head, out_i = sum_j p_ij v_j with
+p_ij = softmax_j(scale * q_i.k_j + bias(lag)), lag = j - (q_start + i). The bias depends on the lag
+alone: a *band* holds it for |lag| <= reach, and two *tails*, straight lines in |lag|, hold it
+beyond. A band belongs to a head, or to each query row. A *value table* adds a vector for each lag
+to the values: out_i += sum_j p_ij table[clip(lag)].
+
+**Near tiles and far ranges.** A program takes a block of rows and walks over the keys in tiles.
+Keys that no row of the block reaches with its band lie in a *far range*, to the left (region 0) or
+to the right (region 2); the bias there is a line, which is nearly free. The keys between, the *near
+tiles* (region 1), look the bias up cell by cell. An `extent` makes the near part smaller still: it
+is the largest |lag| at which a head's band is not exactly 0.
+
+**Base-2 logits.** Logits, log-sum-exp and the laid-out band are multiplied by log2(e), so that the
+hardware's exp2 serves in place of exp.
+
+**The laid-out band** (layout.py) is a copy of a head's band in base 2, with its tails on both sides
+as far as a near tile can touch, and with -inf outside the window. A near tile then needs one load a
+cell and no comparison. The band of each query row is laid out with one constant tail cell on each
+side, and its look-up is clipped to those.
+
+**Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
+product of queries and a table (Shaw et al.) is computed by the same program before it starts. It
+writes `out`, the log-sum-exp of every row, and, in half precision with a bias, the rounding
+residual of `out`. A value table's part needs the probability mass of every lag (value_table.py).
+
+**Backward** recomputes the weights from the log-sum-exp (d_logits.py) and sums them in three ways,
+so that no kernel needs atomics and every sum has a fixed order:
+
+1. d_queries.py, by blocks of rows: dQ, and whatever belongs to a row: delta = rowsum(out * d_out),
+   which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
+2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
+3. d_keys.py, by blocks of keys: dK and dV.
+
+d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
+to the table's gradient; curve.py takes a band's gradient to the parameters of its curve.
+
+**Few queries** (decode.py): the keys are shared out to many programs, and a second kernel merges
+the shares.
+
+**Arguments** come in groups (arguments.py): NamedTuples, which Triton takes as they are. `KIND`,
+one constant object for all kernels of a call, holds head sizes and flags; `TILE` holds the sizes of
+one kernel's tiles. Lengths are scalars, not part of a group: Triton compiles a kernel anew when a
+number in a tuple becomes 1 or a multiple of 16, and only of scalars can it be told not to. A field
+of a constant NamedTuple is a plain number inside a kernel, and Triton 3.6 wants constants in the
+shape of a tile: hence lines such as `ROWS: tl.constexpr = TILE.ROWS`.
+"""

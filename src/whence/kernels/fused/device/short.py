@@ -335,8 +335,12 @@ def short_forward_kernel(
     first = tl.program_id(1) * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
-    q_tile = load_head(operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
-    k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    q_tile = load_head(
+        operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN
+    )
+    k_tile = load_head(
+        operands.k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN
+    )
     v_tile = load_head(
         operands.v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN
     )
@@ -461,7 +465,9 @@ def block_gradients(
     c = tl.arange(0, TILE.KEYS)[None, :]
     bh = b * sizes.n_heads + h
     part = bh * SHORT.ROW_BLOCKS + block
-    q_tile = load_head(operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    q_tile = load_head(
+        operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN
+    )
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
     weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
     if KIND.DROPOUT:

@@ -1,0 +1,1 @@
+"""The `sdpa` backend: attention in blocks of queries. Read sdpa, blocked, tile and far, skew."""

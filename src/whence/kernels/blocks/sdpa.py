@@ -1,0 +1,224 @@
+"""The `sdpa` backend: PyTorch's own attention where it fits, else blocks of query rows.
+
+It runs every call on every device, and it is what "auto" takes on a CPU. There are three ways: a
+call without position goes to `scaled_dot_product_attention`, one with a lag bias to
+`BlockedAttention`, and one with a dense bias to the definition, a block of query rows at a time.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from whence.kernels import reference
+from whence.kernels.blocks.blocked import BlockedAttention
+from whence.kernels.blocks.plan import Plan
+from whence.kernels.call import AttentionCall
+from whence.kernels.mask import Mask
+from whence.lag import LagBias, LagValues, Line
+
+MOST_ROWS = 256  # query rows in a block
+MOST_LOGITS = 1 << 20  # logits of a block on a CPU, over all heads: its caches hold so many
+MOST_LOGITS_ON_GPU = 1 << 26  # a GPU would spend a smaller block's time on launching kernels
+MOST_KEPT_WEIGHTS = 1 << 22  # a call with no more weights than this keeps them for backward
+
+
+def refuse(call: AttentionCall) -> str | None:
+    """Why this backend cannot run the call, or None. It runs every call."""
+    return None
+
+
+def note(call: AttentionCall) -> str:
+    """How it would run the call, for `explain`."""
+    if is_plain(call):
+        return "PyTorch's scaled_dot_product_attention as it is: linear memory"
+    if call.dense:
+        return "blocks of queries, the dense bias built a block at a time: linear memory"
+    if _can_split(call):
+        return "blocks of queries, far keys by the flash kernel: linear memory" + call.caveat()
+    return "blocks of queries: linear memory" + call.caveat()
+
+
+def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
+    """Attention by whichever of the three ways fits the call."""
+    if is_plain(call):
+        return _plain(call)
+    call = call.with_kv_heads_expanded()
+    return _dense(call) if call.dense else _blocked(call)
+
+
+def is_plain(call: AttentionCall) -> bool:
+    """Whether `scaled_dot_product_attention` computes all of the call without a mask tensor."""
+    sight = call.sight
+    square = sight.n_q == sight.n_k and sight.q_start == 0
+    return (
+        call.lag is None
+        and len(call.dense) == 0  # torch.compile cannot trace `not` of a tuple
+        and call.values is None
+        and sight.mask is None
+        and sight.window == (None, None)
+        and (not sight.causal or square)
+        and min(sight.n_q, sight.n_k) > 0
+        and call.scale > 0  # with is_causal, PyTorch's CPU kernel gives NaN for a negative scale
+    )
+
+
+def _plain(call: AttentionCall) -> Tensor:
+    """PyTorch's attention, its inputs in a form for which it need not build the n x n logits.
+
+    Its kernels want a last axis of stride 1; those of a GPU also a width that is a multiple of 8,
+    and no grouped heads where q is wider than 256 or not in half precision.
+    """
+    d_v, on_gpu = call.v.shape[-1], call.q.device.type != "cpu"
+    call = _with_one_width(call, multiple_of=8 if on_gpu else 1)
+    if on_gpu and (call.q.dtype.itemsize > 2 or call.q.shape[-1] > 256):
+        call = call.with_kv_heads_expanded()
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+    out = scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        dropout_p=call.dropout,
+        is_causal=call.sight.causal,
+        scale=call.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out[..., :d_v]
+
+
+def _blocked(call: AttentionCall) -> Tensor:
+    """`BlockedAttention`, with a band of zeros where there is none, and tails of zero likewise."""
+    d_v, split = call.v.shape[-1], _can_split(call)
+    call = _with_one_width(call) if split else call
+    lag = call.lag
+    if lag is None:
+        zero = torch.zeros(1, 1, 1, 1, dtype=call.q.dtype, device=call.q.device)
+        lag = LagBias(zero, Line(), Line())
+    elif lag.band.device.type == "cpu" and not torch.compiler.is_compiling():
+        lag = lag.trimmed()
+    sight, table = call.sight, None if call.values is None else call.values.table
+    reach = max(lag.reach, 0 if call.values is None else call.values.reach)
+    plan = Plan(
+        replace(sight, mask=None),
+        call.scale,
+        call.dropout,
+        seed=int(torch.randint(1 << 62, ())) if call.dropout else 0,
+        rows=_rows_in_a_block(call, reach if split else sight.n_k),
+        split=split,
+        keep_weights=_is_small(call) and torch.is_grad_enabled(),
+        reach=reach,
+    )
+    left, right = lag.left or Line(), lag.right or Line()
+    tails = (left.const, left.slope, right.const, right.slope)
+    out: Tensor = BlockedAttention.apply(  # type: ignore[no-untyped-call]
+        plan,
+        call.q,
+        call.k,
+        call.v,
+        lag.band,
+        *(_view(x) for x in tails),
+        table,
+        *(_view(x) for x in _mask_tensors(sight.mask)),
+    )
+    return out[..., :d_v]
+
+
+def _dense(call: AttentionCall) -> Tensor:
+    """The definition for each block of query rows, computed again in backward."""
+    n_q = call.sight.n_q
+    step = _rows_in_a_block(call, call.sight.n_k)
+    blocks = [slice(i, min(i + step, n_q)) for i in range(0, n_q, step)]
+    if len(blocks) <= 1:
+        return reference.attend_rows(call, slice(0, n_q))
+    parts = [checkpoint(reference.attend_rows, call, rows, use_reentrant=False) for rows in blocks]
+    out: Tensor = _RaiseIfChanged.apply(  # type: ignore[no-untyped-call]
+        torch.cat(parts, dim=2), *_tensors(call)
+    )
+    return out
+
+
+class _RaiseIfChanged(torch.autograd.Function):
+    """The identity of its first argument; backward raises if another was changed in place.
+
+    A checkpoint reads what it is given again in backward and does not notice a change.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *watched: Tensor) -> Tensor:
+        ctx.save_for_backward(*watched)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor | None, ...]:
+        return d_x, *(None for _ in ctx.saved_tensors)
+
+
+def _is_small(call: AttentionCall) -> bool:
+    """Whether saving the weights costs less than computing them again."""
+    b, h, n_q, _ = call.q.shape
+    return b * h * n_q * call.sight.n_k <= MOST_KEPT_WEIGHTS
+
+
+def _can_split(call: AttentionCall) -> bool:
+    """Whether PyTorch's flash kernel for the CPU, which gives a log-sum-exp, can take far keys."""
+    flat = call.lag is None or not call.lag.sloped
+    return (
+        flat
+        and not _is_small(call)
+        and call.q.device.type == "cpu"
+        and not call.dropout
+        and call.sight.mask is None
+        and call.sight.window == (None, None)
+    )
+
+
+def _rows_in_a_block(call: AttentionCall, reach: int) -> int:
+    """As many query rows as keep the logits of a block within the caches."""
+    b, h, n_q, _ = call.q.shape
+    width = min(2 * reach + MOST_ROWS, call.sight.n_k)
+    if _is_small(call):
+        return max(1, min(MOST_ROWS // 2, n_q))
+    most = MOST_LOGITS if call.q.device.type == "cpu" else MOST_LOGITS_ON_GPU
+    return max(16, min(MOST_ROWS, n_q, most // max(1, b * h * width)))
+
+
+def _with_one_width(call: AttentionCall, *, multiple_of: int = 1) -> AttentionCall:
+    """q, k and v padded with zeros to the one width that flash kernels ask for."""
+    width = -(-max(call.q.shape[-1], call.v.shape[-1]) // multiple_of) * multiple_of
+    q, k, v = (_padded(x, width) for x in (call.q, call.k, call.v))
+    values = None if call.values is None else LagValues(_padded(call.values.table, width))
+    return replace(call, q=q, k=k, v=v, values=values)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    more = width - x.shape[-1]
+    return pad(x, (0, more)) if more else x  # padding by nothing would still copy
+
+
+def _mask_tensors(mask: Mask | None) -> tuple[Tensor | None, ...]:
+    """keys, segments of the queries, segments of the keys, pairs."""
+    if mask is None:
+        return None, None, None, None
+    return mask.keys, *(mask.segments or (None, None)), mask.pairs
+
+
+def _tensors(call: AttentionCall) -> list[Tensor]:
+    """Every tensor that a call with a dense bias reads."""
+    found = [call.q, call.k, call.v, *(x for term in call.dense for x in term.per_query)]
+    if call.lag is not None:
+        found += call.lag.tensors()
+    if call.values is not None:
+        found.append(call.values.table)
+    return [*found, *(x for x in _mask_tensors(call.sight.mask) if x is not None)]
+
+
+def _view(x: Tensor | None) -> Tensor | None:
+    """A tensor of its own: torch.compile refuses one that is given as two arguments.
+
+    ALiBi's two tails are one line, and the segments of `Mask.packed` one tensor.
+    """
+    return None if x is None else x.view_as(x)

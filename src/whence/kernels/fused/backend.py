@@ -1,0 +1,215 @@
+"""Whether the fused kernels can run a call, how, and its tensors as the kernels read them."""
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from whence.kernels.call import AttentionCall
+from whence.kernels.fused.inputs import CURVES, Call, Given, Numbers, decoded
+from whence.kernels.fused.plain import HALF, fastest
+from whence.lag import CurveBias, LagBias, QueryBias
+
+MOST_HEADS = 65_535  # of a grid's second axis
+# Read once: a compiler that traces `refuse` can follow a constant but not a look at the system.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, reads it at import
+
+GRAIN = 64  # far parts begin at a multiple of it, so that the plain kernel cuts no tile,
+ROW_GRAIN = 32  # but sooner where a row has its own numbers: near tiles cost more than a cut one
+SHORTEST = {64: 4096, 128: 4096}  # by head size: from this length on it is faster; on an H200
+FEWEST = 8  # and from so many times the far parts' start on
+
+
+def refuse(call: AttentionCall) -> str | None:
+    """Why this backend cannot run the call, or None."""
+    if call.q.device.type != "cuda" and not INTERPRETED:
+        return f"runs on an NVIDIA GPU, got {call.q.device.type}. Take backend='sdpa'."
+    if not HAS_TRITON:
+        return "needs Triton, which is not installed. Take backend='sdpa'."
+    if call.q.dtype not in (torch.float32, *HALF):
+        return f"has no kernels for {call.q.dtype}. Take backend='sdpa'."
+    if max(call.q.shape[-1], call.v.shape[-1]) > 256:
+        return f"has kernels for heads of at most 256, got {call.q.shape[-1]}. Take backend='sdpa'."
+    if call.dense:
+        return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
+    if call.sight.mask is not None and call.sight.mask.pairs is not None:
+        return "takes padding and packed masks, not a mask of every pair. Take backend='sdpa'."
+    if call.lag is not None and call.lag.dtype == torch.float64:
+        return "keeps a bias in float32, got float64. Take backend='sdpa'."
+    if min(call.sight.n_q, call.sight.n_k, call.q.shape[0]) == 0:
+        return "needs at least one sequence, query and key. Take backend='sdpa'."
+    if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
+        heads = call.q.shape[0] * call.q.shape[1]
+        return f"takes at most {MOST_HEADS:,} heads in a batch, got {heads:,}. Take backend='sdpa'."
+    return None
+
+
+def note(call: AttentionCall) -> str:
+    """What `explain` says of a call: the strategy, the reason for it, and the launch plan."""
+    far = far_start(call)
+    if isinstance(far, int):
+        plain = fastest(call.q, call.v)
+        assert plain is not None
+        text = f"split: {plain.name} for |lag| >= {far}, our kernel for the rest; linear memory"
+    else:
+        text = f"one pass ({far}), linear memory, no atomics" + call.caveat()
+    if type(call.q) is not Tensor:  # without memory there is nothing to plan for
+        return text
+    from whence.kernels.fused.function import planned  # which imports Triton
+
+    return "\n".join([text, *planned(*inputs_of(call))])
+
+
+def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
+    """The attention of a call that `refuse` has nothing against."""
+    from whence.kernels.fused.function import lag_attention  # which imports Triton
+
+    return lag_attention(*inputs_of(call))
+
+
+def far_start(call: AttentionCall) -> int | str:
+    """From which |lag| on a plain kernel takes the keys, or why one pass takes them all."""
+    sight, lag = call.sight, call.lag
+    if lag is None:
+        return "there is no bias"
+    if call.scale <= 0:
+        return "plain kernels want a positive scale"
+    if not lag.endless:
+        return "the bias has no finite reach"
+    if lag.sloped:
+        return "the bias slopes beyond its reach"
+    if sight.mask is not None or sight.window != (None, None) or call.dropout:
+        return "a plain kernel knows no mask, window or dropout of ours"
+    if sight.n_q != sight.n_k or sight.q_start:
+        return "queries and keys are not the same positions"
+    values = 0 if call.values is None else call.values.reach
+    by_row = lag.shape[2] > 1 or call.values is not None
+    grain = ROW_GRAIN if by_row else GRAIN
+    start = (max(lag.reach, values) // grain + 1) * grain
+    d = call.q.shape[-1]
+    shortest = next((n for size, n in SHORTEST.items() if d <= size), None)
+    if shortest is None or sight.n_q < max(shortest, FEWEST * start):
+        return f"it is faster at {sight.n_q} tokens with a reach of {lag.reach}"
+    if call.q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return "plain kernels are not deterministic"
+    plain = fastest(call.q, call.v)
+    if plain is None or not (plain.grouped or call.q.shape[1] == call.k.shape[1]):
+        return f"no plain kernel takes heads like these ({call.q.dtype})"
+    return start
+
+
+def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
+    """The tensors of a call as the kernels read them, and its numbers."""
+    sight, mask, lag = call.sight, call.sight.mask, call.lag
+    longest = sight.n_q + sight.n_k + abs(sight.q_start)  # more would not fit the kernels' integers
+    before, after = (-1 if limit is None else min(limit, longest) for limit in sight.window)
+    far = far_start(call)
+    numbers = Numbers(
+        scale=float(call.scale),
+        q_start=sight.q_start,
+        before=before,
+        after=0 if sight.causal else after,
+        dropout=float(call.dropout),
+        slopes=lag is not None and lag.sloped,
+        far=0 if isinstance(far, str) else far,
+    )
+    q, k, v = (_rows(x) for x in (call.q, call.k, call.v))
+    keys = q_segment = k_segment = seed = table = None
+    if mask is not None:
+        keys = None if mask.keys is None else mask.keys.to(torch.uint8).contiguous()
+        if mask.segments is not None:
+            q_segment, k_segment = (x.contiguous() for x in mask.segments)
+    if call.dropout:
+        seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
+    if call.values is not None:
+        table = _packed(call.values.table)
+    given = Given(
+        q, k, v, table=table, keys=keys, q_segment=q_segment, k_segment=k_segment, seed=seed
+    )
+    if isinstance(lag, QueryBias) and _by_row(lag, q, k, numbers):
+        query = None if lag.query is call.q else _rows(lag.query)
+        given = given._replace(query=query, factor=_packed(lag.table))
+        return given, Call(numbers, product_scale=float(lag.scale))
+    if isinstance(lag, CurveBias) and lag.curve.name in CURVES and lag.shape[1] == q.shape[1]:
+        parameters: list[Any] = [_packed(x) for x in lag.parameters]
+        parameters += [None] * (3 - len(parameters))
+        given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
+        return given, Call(numbers, curve=lag.curve.name, reach=lag.reach)
+    band, extent, tails = _lag_parts(lag, q.shape[1], q.device)
+    return given._replace(band=band, extent=extent, tails=tails), Call(numbers)
+
+
+def _by_row(lag: LagBias, q: Tensor, k: Tensor, numbers: Numbers) -> bool:
+    """Whether every row of q has a band of its own that the forward kernel is to make.
+
+    The band of a single row would be laid out as a head's is, and few queries read it as it is.
+    """
+    return lag.shape[:3] == q.shape[:3] and q.shape[2] > 1 and not decoded(q, k, numbers)
+
+
+def _lag_parts(
+    lag: LagBias | None, n_heads: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """band, extent and tails [4, b|1, h|1, q|1] of an evaluated bias."""
+    if lag is None:
+        return None, None, None
+    if lag.ends and not torch.compiler.is_compiling():
+        band, tails = ClippedBand.apply(lag.band)  # type: ignore[no-untyped-call]
+        return _rows(band), None, tails
+    band = _rows(lag.band.float())
+    lines = [x for tail in (lag.left, lag.right) if tail for x in (tail.const, tail.slope)]
+    if all(x is None for x in lines):
+        extent = lag.extent
+        if extent is not None:
+            extent = extent.expand(n_heads).to(torch.int32).contiguous()
+        return band, extent, None
+    zero = torch.zeros(1, 1, 1, device=device)
+    shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
+    tails = torch.stack([(zero if x is None else x.float()).expand(shape) for x in lines])
+    # With tails the extent would send part of the band's gradient to them: look all of it up.
+    return band, None, tails
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with a contiguous last axis, and without a pending negation: kernels read raw memory."""
+    x = x.resolve_neg()
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _packed(x: Tensor) -> Tensor:
+    """x in float32 without gaps, or as it is where it holds whole numbers."""
+    x = x.float() if x.is_floating_point() else x
+    return x.resolve_neg().contiguous()
+
+
+class ClippedBand(torch.autograd.Function):
+    """band [b, h, q, lag] to float32, and tails [4, b, h, q] of its end columns, without slopes.
+
+    By PyTorch's own operations the gradient of each end column would be a band of zeros but for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, band: Tensor) -> tuple[Tensor, Tensor]:
+        """The band itself where it is float32 already."""
+        ctx.dtype = band.dtype
+        ctx.set_materialize_grads(False)
+        tails = torch.zeros(4, *band.shape[:-1], dtype=torch.float32, device=band.device)
+        tails[0], tails[2] = band[..., 0], band[..., -1]
+        return band.view_as(band) if band.dtype == torch.float32 else band.float(), tails
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_band: Tensor | None, d_tails: Tensor | None) -> Tensor | None:
+        """The tails' gradients to the end columns."""
+        if d_band is None or d_tails is None:  # attention gives both, or neither
+            return None
+        if d_band.shape[-1] == 1:  # one number for all keys, which no softmax sees
+            return torch.zeros_like(d_band, dtype=ctx.dtype)
+        whole = d_band.to(ctx.dtype, copy=True)
+        whole[..., 0] = d_band[..., 0] + d_tails[0]
+        whole[..., -1] = d_band[..., -1] + d_tails[2]
+        return whole

@@ -1,0 +1,190 @@
+"""Lag curves on the device: their values, where they end, their tails, and their gradients.
+
+A curve has up to three parameter tensors (whence.lag.deferred says what they are). Kernels evaluate
+it through device functions of a head h and a block of lags, which they take as compile-time
+constants:
+
+    at(h, lag, reach, parameters, COUNT)        the function at each of these lags
+    extent_of(h, reach, parameters, COUNT)      the |lag| beyond which it is exactly 0
+    tails_of(h, reach, parameters)              left constant and slope, right constant and slope
+
+COUNT is the power of two that holds `parameters.count`. A curve that has no extent or no tails has
+None in their place. A gradient kernel takes the gradient of the band, summed over everything that
+shares it, and that of the tails.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from whence.lag.deferred import widths_to_zero
+from whence.units import GAIN
+
+SCALE = tl.constexpr(GAIN)
+WIDTHS_TO_ZERO = tl.constexpr(widths_to_zero(torch.float32))
+
+
+class DeviceCurve(NamedTuple):
+    """The device functions of a curve, and the kernel of its parameters' gradients."""
+
+    at: Any
+    extent_of: Any
+    tails_of: Any
+    gradient_kernel: Any
+
+
+@triton.jit
+def _gaussians_of(h, parameters, COUNT: tl.constexpr):
+    """Amplitudes, widths in lags and offsets in widths of head h, and which of them exist."""
+    s = tl.arange(0, COUNT)
+    there = s < parameters.count
+    place = h * parameters.count + s
+    a = tl.load(parameters.first + place, mask=there, other=0.0) * SCALE
+    w = tl.exp(tl.load(parameters.second + place, mask=there, other=0.0) * SCALE)
+    u = tl.load(parameters.third + place, mask=there, other=0.0) * SCALE
+    return a, w, u, there
+
+
+@triton.jit
+def _gaussian(distance):
+    """exp(-distance^2 / 2), and 0 where that is an eighth of epsilon or less. NaN stays NaN."""
+    return tl.where(tl.abs(distance) > WIDTHS_TO_ZERO, 0.0, tl.exp(-0.5 * distance * distance))
+
+
+@triton.jit
+def gaussians_at(h, lag, reach, parameters, COUNT: tl.constexpr):
+    """The sum of the Gaussians of head h at each of these lags."""
+    a, w, u, there = _gaussians_of(h, parameters, COUNT)
+    distance = lag.to(tl.float32)[None, :] / w[:, None] - u[:, None]
+    return tl.sum(tl.where(there[:, None], a[:, None] * _gaussian(distance), 0.0), 0)
+
+
+@triton.jit
+def gaussians_extent(h, reach, parameters, COUNT: tl.constexpr):
+    """Where the last Gaussian of head h ends, at most the reach."""
+    a, w, u, there = _gaussians_of(h, parameters, COUNT)
+    edge = tl.where(there, w * (tl.abs(u) + WIDTHS_TO_ZERO), 0.0)
+    # A NaN fails every comparison: then, and with an infinite width, nothing may be cut off.
+    sound = (edge < reach) & (tl.abs(a) < float("inf"))
+    far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
+    return tl.minimum(tl.ceil(far).to(tl.int32), reach)
+
+
+@triton.jit(do_not_specialize=["reach"])
+def gaussians_gradient_kernel(
+    parameters,
+    extent,
+    d_band,  # float32 [h, 2 * reach + 1]
+    d_tails,
+    gradients,
+    reach,
+    BLOCK: tl.constexpr,
+):
+    """One Gaussian (program 1) of one head (program 0), over the lags within the head's extent."""
+    h = tl.program_id(0)
+    place = h * parameters.count + tl.program_id(1)
+    a = tl.load(parameters.first + place) * SCALE
+    w = tl.exp(tl.load(parameters.second + place) * SCALE)
+    u = tl.load(parameters.third + place) * SCALE
+    edge = tl.load(extent + h)
+    d_a = tl.zeros([BLOCK], dtype=tl.float32)
+    d_w = tl.zeros([BLOCK], dtype=tl.float32)
+    d_u = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(-edge, edge + 1, BLOCK):
+        lag = start + tl.arange(0, BLOCK)
+        cells = d_band + h * (2 * reach + 1) + lag + reach
+        d_f = tl.load(cells, mask=lag <= edge, other=0.0)
+        scaled = lag.to(tl.float32) / w
+        distance = scaled - u
+        part = d_f * _gaussian(distance)
+        d_a += part
+        d_w += part * distance * scaled  # of the logarithm of the width
+        d_u += part * distance
+    tl.store(gradients.first + place, tl.sum(d_a, 0) * SCALE)
+    tl.store(gradients.second + place, tl.sum(d_w, 0) * a * SCALE)
+    tl.store(gradients.third + place, tl.sum(d_u, 0) * a * SCALE)
+
+
+@triton.jit
+def buckets_at(h, lag, reach, parameters, COUNT: tl.constexpr):
+    """The table's number for the bucket of each of these lags; `count` is the number of heads."""
+    place = tl.minimum(tl.maximum(lag, -reach), reach) + reach
+    bucket = tl.load(parameters.second + place)
+    return tl.load(parameters.first + bucket * parameters.count + h) * SCALE
+
+
+@triton.jit
+def buckets_tails(h, reach, parameters):
+    """The numbers of the outermost buckets, without slopes."""
+    first = tl.load(parameters.second)
+    last = tl.load(parameters.second + 2 * reach)
+    left = tl.load(parameters.first + first * parameters.count + h) * SCALE
+    right = tl.load(parameters.first + last * parameters.count + h) * SCALE
+    return left, 0.0, right, 0.0
+
+
+@triton.jit(do_not_specialize=["reach"])
+def buckets_gradient_kernel(
+    parameters,
+    extent,
+    d_band,  # float32 [h, 2 * reach + 1]
+    d_tails,  # float32 [4, h]
+    gradients,
+    reach,
+    BLOCK: tl.constexpr,
+):
+    """One bucket (program 1) of one head (program 0): the sum over its lags and its tails."""
+    h = tl.program_id(0)
+    bucket = tl.program_id(1)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, 2 * reach + 1, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        there = place <= 2 * reach
+        mine = tl.load(parameters.second + place, mask=there, other=-1) == bucket
+        d_f = tl.load(d_band + h * (2 * reach + 1) + place, mask=there, other=0.0)
+        total += tl.where(mine, d_f, 0.0)
+    d_bucket = tl.sum(total, 0)
+    d_left = tl.load(d_tails + h)
+    d_right = tl.load(d_tails + 2 * parameters.count + h)
+    d_bucket += tl.where(tl.load(parameters.second) == bucket, d_left, 0.0)
+    d_bucket += tl.where(tl.load(parameters.second + 2 * reach) == bucket, d_right, 0.0)
+    tl.store(gradients.first + bucket * parameters.count + h, d_bucket * SCALE)
+
+
+@triton.jit
+def line_at(h, lag, reach, parameters, COUNT: tl.constexpr):
+    """-slope * |lag| at each of these lags."""
+    return -tl.load(parameters.first + h) * tl.abs(lag).to(tl.float32)
+
+
+@triton.jit
+def line_tails(h, reach, parameters):
+    """The same slope on both sides."""
+    slope = -tl.load(parameters.first + h)
+    return 0.0, slope, 0.0, slope
+
+
+@triton.jit(do_not_specialize=["reach"])
+def line_gradient_kernel(
+    parameters,
+    extent,
+    d_band,
+    d_tails,  # float32 [4, h]
+    gradients,
+    reach,
+    BLOCK: tl.constexpr,
+):
+    """The slope of one head (program 0)."""
+    h = tl.program_id(0)
+    d_left = tl.load(d_tails + parameters.count + h)
+    d_right = tl.load(d_tails + 3 * parameters.count + h)
+    tl.store(gradients.first + h, -(d_left + d_right))
+
+
+CURVES = {  # by the names that whence.lag gives them
+    "gaussians": DeviceCurve(gaussians_at, gaussians_extent, None, gaussians_gradient_kernel),
+    "buckets": DeviceCurve(buckets_at, None, buckets_tails, buckets_gradient_kernel),
+    "line": DeviceCurve(line_at, None, line_tails, line_gradient_kernel),
+}

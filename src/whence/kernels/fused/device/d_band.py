@@ -1,0 +1,187 @@
+"""The gradient of a band that all rows of a head share, without atomics.
+
+All tiles on one block-diagonal have the same lag in the same cell. So a program walks along a share
+of a block-diagonal, sums the tiles' dS in registers, and at the end sums the diagonals of that one
+tile; a second small kernel adds up the shares. Only block-diagonals that touch the band are
+visited.
+"""
+
+import triton
+import triton.language as tl
+
+from whence.kernels.fused.device.arguments import VARYING
+from whence.kernels.fused.device.d_logits import MassGradient, Queries, tile_gradient
+from whence.kernels.fused.device.tile import (
+    Place,
+    columns,
+    head_from,
+    head_of,
+    head_rows,
+    load_rows,
+    load_tails,
+    sizes_of,
+)
+
+
+@triton.jit
+def floor_div(x, BLOCK: tl.constexpr):
+    """x // BLOCK rounded down for negative x too, which // on the GPU does not do."""
+    return tl.where(x >= 0, x // BLOCK, -((-x + BLOCK - 1) // BLOCK))
+
+
+@triton.jit
+def visited(extent, h, sizes, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """The first and last block-diagonal (key block - query block) with a cell in the band."""
+    left = sizes.reach
+    if KIND.EXTENT:
+        left = tl.minimum(left, tl.load(extent + h))
+    right = left
+    if KIND.BEFORE:
+        left = tl.minimum(left, sizes.before)
+    if KIND.AFTER:
+        right = tl.minimum(right, sizes.after)
+    low = floor_div(sizes.q_start - left, BLOCK)
+    high = floor_div(sizes.q_start + right + BLOCK - 1, BLOCK)
+    low = tl.maximum(low, 1 - (sizes.n_q + BLOCK - 1) // BLOCK)
+    return low, tl.minimum(high, (sizes.n_k + BLOCK - 1) // BLOCK - 1)
+
+
+@triton.jit
+def parts_of(low, high, most, room):
+    """Into how many shares each of these block-diagonals is cut, given the room for all of them."""
+    return tl.minimum(most, tl.maximum(room // tl.maximum(high - low + 1, 1), 1))
+
+
+@triton.jit(do_not_specialize=["room", *VARYING])
+def band_kernel(
+    q,
+    k,
+    v,
+    d_out,
+    statistics,
+    bias,
+    visible,
+    seed,
+    sums,  # float32 [batches of the band, heads, room, 2, block]
+    room,  # for shares of a head
+    batches,  # sequences of one program: all of them where they share the band, else one
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,  # as many rows as keys
+):
+    """A share (program 1) of every n-th block-diagonal (program 0) of one head (program 2)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    BLOCK: tl.constexpr = TILE.ROWS
+    bh = tl.program_id(2).to(tl.int64)
+    h = bh % sizes.n_heads
+    first_batch = (bh // sizes.n_heads) * batches
+    row_blocks = (sizes.n_q + BLOCK - 1) // BLOCK
+    key_blocks = (sizes.n_k + BLOCK - 1) // BLOCK
+    low, high = visited(bias.extent, h, sizes, KIND, BLOCK)
+    parts = parts_of(low, high, tl.num_programs(1), room)
+    if tl.program_id(1) >= parts:
+        return
+    r = tl.arange(0, BLOCK)
+    d = tl.arange(0, KIND.BLOCK_D)[None, :]
+    d_v = tl.arange(0, KIND.BLOCK_DV)[None, :]
+    for diagonal in range(low + tl.program_id(0), high + 1, tl.num_programs(0)):
+        row_low = tl.maximum(0, -diagonal)
+        count = tl.minimum(row_blocks, key_blocks - diagonal) - row_low
+        share = (count * batches + parts - 1) // parts
+        start = tl.minimum(tl.program_id(1) * share, count * batches)
+        stop = tl.minimum(start + share, count * batches)
+        total = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+        for tile in range(start, stop):
+            b = first_batch + tile // count
+            row_block = row_low + tile % count
+            first, first_key = row_block * BLOCK, (row_block + diagonal) * BLOCK
+            rows = first + r
+            there = rows < sizes.n_q
+            q_tile = load_rows(
+                head_rows(q, b, h), first, r[:, None], d, sizes.n_q, KIND.D, TILE.EVEN
+            )
+            d_tile = load_rows(
+                head_rows(d_out, b, h), first, r[:, None], d_v, sizes.n_q, KIND.D_V, TILE.EVEN
+            )
+            k_head = head_rows(k, b, h // KIND.GROUPS)
+            v_head = head_rows(v, b, h // KIND.GROUPS)
+            k_tile = load_rows(k_head, first_key, r[:, None], d, sizes.n_k, KIND.D, TILE.EVEN)
+            v_tile = load_rows(v_head, first_key, r[:, None], d_v, sizes.n_k, KIND.D_V, TILE.EVEN)
+            first_of_head = (b * sizes.n_heads + h) * sizes.n_q
+            pair = statistics.lse_delta + (first_of_head + rows.to(tl.int64)) * 2
+            lse = tl.load(pair, mask=there, other=0.0)
+            delta = tl.load(pair + 1, mask=there, other=0.0)
+            first_row = row_block.to(tl.int64) * BLOCK
+            tails = columns(load_tails(bias, b, h, rows, there, KIND), KIND)
+            head = head_of(bias, visible, seed, b, h, sizes, KIND)
+            d_mass = statistics.d_mass
+            if KIND.VALUES:
+                d_mass += (first_of_head + first_row) * (2 * sizes.value_reach + 1)
+            _, _, d_logits = tile_gradient(
+                Queries(q_tile, d_tile, lse[:, None], delta[:, None]),
+                k_tile,
+                v_tile,
+                Place(first, r[:, None], first_key, r[None, :]),
+                head_from(head, first_row, rows, tails, sizes, KIND, False),
+                MassGradient(d_mass, 0.0, 0.0),  # no tile is far
+                sizes,
+                KIND,
+                1,
+                TILE.EVEN,
+                False,
+                False,
+            )
+            total += d_logits
+        # Cell (r, c) has lag lag_0 + c - r. Turned, column t holds every cell with c - r = t, and
+        # below them those with c - r = t - BLOCK.
+        wrap = r[None, :] + r[:, None]
+        turned = tl.gather(total, wrap % BLOCK, 1)
+        upper = tl.sum(tl.where(wrap < BLOCK, turned, 0.0), 0)
+        lower = tl.sum(tl.where(wrap < BLOCK, 0.0, turned), 0)
+        index = bh * room + (diagonal - low) * parts + tl.program_id(1)
+        out = sums + index * (2 * BLOCK)
+        tl.store(out + r, upper)
+        tl.store(out + BLOCK + r, lower)
+
+
+@triton.jit(do_not_specialize=["room", "first", "most", *VARYING])
+def collect_kernel(
+    sums,
+    d_band,  # float32 [batches of the band, heads, 2 * reach + 1]
+    extent,
+    room,
+    first,  # the block-diagonal whose lags program 0 collects
+    most,  # shares of a block-diagonal
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One block of lags (program 0) of one head, from the two block-diagonals that hold them."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    bh = tl.program_id(1).to(tl.int64)
+    diagonal = first + tl.program_id(0)
+    low, high = visited(extent, bh % sizes.n_heads, sizes, KIND, BLOCK)
+    parts = parts_of(low, high, most, room)
+    t = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for part in range(0, parts):
+        for STEP in tl.static_range(2):
+            at = diagonal + STEP
+            lane = at + 0 * t
+            index = bh * room + (at - low) * parts + part
+            place = index * (2 * BLOCK) + STEP * BLOCK + t
+            total += tl.load(sums + place, mask=(lane >= low) & (lane <= high), other=0.0)
+    reach = sizes.reach
+    lag = diagonal * BLOCK - sizes.q_start + t
+    cells = d_band + bh * (2 * reach + 1) + lag + reach
+    tl.store(cells, total, mask=(lag >= -reach) & (lag <= reach))

@@ -1,0 +1,125 @@
+"""The gradients of a product's factors, from the gradient of the band that the product is.
+
+band = scale * query @ table^T, so d_query = scale * d_band @ table, and d_table is the sum over
+rows of scale * d_band^T query. The gradient of a value table is the same sum, of mass^T d_out.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from whence.kernels.fused.device.tile import head_rows
+
+
+class BandGradient(NamedTuple):
+    """The gradient of a band float32 [b, h, q, lag] and of its tails [4, b, h, q], packed."""
+
+    d_band: Any
+    d_tails: Any  # None if the tails are no ends of the band, or have no gradient
+
+
+@triton.jit
+def leading_digits(x):
+    """float32 cut to the digits that tensor cores read.
+
+    Two products, of these digits and of what they leave, have float32's digits if the other factor
+    was in half precision, which tensor cores read whole.
+    """
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def gradient_tile(gradient, bh, row, lag, n_q, width):
+    """A tile of the band's gradient, with those of the tails added at its ends."""
+    cell = bh * n_q + row.to(tl.int64)
+    there = row < n_q
+    d_band = tl.load(
+        gradient.d_band + cell[:, None] * width + lag[None, :],
+        mask=there[:, None] & (lag < width)[None, :],
+        other=0.0,
+    )
+    if gradient.d_tails is not None:
+        kind = tl.num_programs(1).to(tl.int64) * n_q
+        left = tl.load(gradient.d_tails + cell, mask=there, other=0.0)
+        right = tl.load(gradient.d_tails + 2 * kind + cell, mask=there, other=0.0)
+        d_band += tl.where(lag[None, :] == 0, left[:, None], 0.0)
+        d_band += tl.where(lag[None, :] == width - 1, right[:, None], 0.0)
+    return d_band
+
+
+@triton.jit(do_not_specialize=["n_q", "width", "steps"])
+def product_gradient_kernel(
+    gradient,
+    query,
+    table,
+    d_query,  # its address is None if it is not wanted
+    sums,  # float32 [b, runs, h, lag, d]: d_table of every run of rows; None if it is not wanted
+    n_heads,
+    n_q,
+    width,  # lags
+    steps,  # blocks of rows of one program
+    scale,
+    D: tl.constexpr,
+    PIECE: tl.constexpr,  # columns of the head of one program
+    ROWS: tl.constexpr,
+    LAGS: tl.constexpr,  # of one program
+    ADDED: tl.constexpr,  # d_query is added to what is there
+    WHOLE: tl.constexpr,  # LAGS holds all lags
+    PRECISION: tl.constexpr,
+):
+    """A run of rows (program 0) of one head (program 1): some lags and some columns (program 2).
+
+    The programs of the first lags take all lags of d_query.
+    """
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // n_heads
+    h = bh % n_heads
+    PIECES: tl.constexpr = (D + PIECE - 1) // PIECE
+    lag_block = tl.program_id(2) // PIECES
+    d = (tl.program_id(2) % PIECES) * PIECE + tl.arange(0, PIECE)
+    on_d = (d < D)[None, :]
+    lag = lag_block * LAGS + tl.arange(0, LAGS)
+    source = head_rows(query, b, h).ptr + d[None, :]
+    total = tl.zeros([LAGS, PIECE], dtype=tl.float32)
+    if d_query.ptr is not None:
+        target = head_rows(d_query, b, h).ptr + d[None, :]
+        factor = table.ptr + h * table.stride_h + d[None, :]
+        if WHOLE:
+            on_table = (lag < width)[:, None] & on_d
+            vectors = tl.load(factor + lag[:, None] * D, mask=on_table, other=0.0)
+    for step in tl.range(0, steps, num_stages=1):
+        row = (tl.program_id(0) * steps + step) * ROWS + tl.arange(0, ROWS)
+        there = (row < n_q)[:, None] & on_d
+        d_band = gradient_tile(gradient, bh, row, lag, n_q, width)
+        whole = d_band
+        if sums is not None:
+            place = source + row.to(tl.int64)[:, None] * query.stride_n
+            rows = tl.load(place, mask=there, other=0.0).to(tl.float32)
+            if PRECISION != "ieee":
+                lower_digits = d_band - leading_digits(d_band)
+                total = tl.dot(tl.trans(lower_digits), rows, total, input_precision=PRECISION)
+                d_band -= lower_digits
+            total = tl.dot(tl.trans(d_band), rows, total, input_precision=PRECISION)
+        if d_query.ptr is not None:
+            cells = target + row.to(tl.int64)[:, None] * d_query.stride_n
+            if lag_block == 0:
+                d_rows = tl.zeros([ROWS, PIECE], dtype=tl.float32)
+                if WHOLE:
+                    d_rows = tl.dot(whole, vectors, d_rows, input_precision=PRECISION)
+                else:
+                    for start in tl.range(0, width, LAGS, num_stages=1):
+                        each = start + tl.arange(0, LAGS)
+                        d_each = gradient_tile(gradient, bh, row, each, n_q, width)
+                        on_table = (each < width)[:, None] & on_d
+                        part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
+                        d_rows = tl.dot(d_each, part, d_rows, input_precision=PRECISION)
+                d_rows *= scale
+                if ADDED:
+                    d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)
+                tl.store(cells, d_rows.to(d_query.ptr.dtype.element_ty), mask=there)
+    if sums is not None:
+        run = (b * tl.num_programs(0) + tl.program_id(0)) * n_heads + h
+        out = sums + run * width * D
+        on_part = (lag < width)[:, None] & on_d
+        tl.store(out + lag[:, None] * D + d[None, :], total * scale, mask=on_part)

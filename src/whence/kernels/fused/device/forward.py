@@ -1,0 +1,331 @@
+"""The forward kernel: one online softmax over the keys, the bias looked up in near tiles alone."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from whence.kernels.fused.device.arguments import VARYING
+from whence.kernels.fused.device.tile import (
+    LOG2E,
+    Place,
+    RowBlock,
+    Tails,
+    columns,
+    dropout_factor,
+    far_line,
+    head_from,
+    head_of,
+    head_rows,
+    key_range,
+    load_far,
+    load_rows,
+    load_tails,
+    near_bias,
+    near_reach_of,
+    packed_row,
+    region_of,
+    rounding_residual,
+    sizes_of,
+    skewed,
+    visible_cells,
+    within,
+)
+from whence.kernels.fused.device.value_table import with_table
+
+
+class Softmax(NamedTuple):
+    """The state of an online softmax: sums over the keys so far, relative to exp2(top)."""
+
+    acc: Any  # [m, d_v]: weighted values
+    top: Any  # [m]: the largest logit
+    total: Any  # [m]: weights
+    left_mass: Any  # [m]: weights beyond the left end of the value table
+    right_mass: Any
+
+
+class FarState(NamedTuple):
+    """Output and log-sum-exp, in base 2, of the far keys of both sides."""
+
+    out_left: Any
+    lse_left: Any
+    out_right: Any
+    lse_right: Any
+
+
+@triton.jit(do_not_specialize=[*VARYING])
+def forward_kernel(
+    q,
+    k,
+    v,
+    bias,
+    visible,
+    seed,
+    table,
+    far,
+    product,
+    result,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
+):
+    """One block of query rows (program 0) of one head (program 1)."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    ROWS: tl.constexpr = TILE.ROWS
+    block = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // sizes.n_heads
+    h = bh % sizes.n_heads
+    r = tl.arange(0, ROWS)
+    index = block * ROWS + r
+    row = index.to(tl.int64)
+    first_row = block.to(tl.int64) * ROWS
+    there = index < sizes.n_q
+    d = tl.arange(0, KIND.BLOCK_D)
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    queries = tl.load(
+        head_rows(q, b, h).ptr + row[:, None] * q.stride_n + d[None, :],
+        mask=there[:, None] & (d < KIND.D)[None, :],
+        other=0.0,
+    )
+    k_head = head_rows(k, b, h // KIND.GROUPS)
+    v_head = head_rows(v, b, h // KIND.GROUPS)
+    if PRODUCT > 0:
+        tails = product_band(product, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT)
+    else:
+        tails = load_tails(bias, b, h, index, there, KIND)
+    head = head_of(bias, visible, seed, b, h, sizes, KIND)
+    head = head_from(head, first_row, index, columns(tails, KIND), sizes, KIND, False)
+    rows = RowBlock(block * ROWS, r, there, tails)
+    mass = result.mass
+    if KIND.VALUES:
+        mass += (bh * sizes.n_q + first_row) * (2 * sizes.value_reach + 1)
+    keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
+    state = empty_softmax(ROWS, KIND)
+    if KIND.FAR:
+        state = far_softmax(far_state(far, b, h, index, tails, sizes, KIND))
+    for REGION in tl.static_range(3):
+        if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
+            state = attended(
+                state, queries, k_head, v_head, head, mass, rows, keys, sizes, KIND, TILE, REGION
+            )
+    safe = tl.where(state.total == 0.0, 1.0, state.total)
+    out = state.acc / safe[:, None]
+    # +inf for a row that saw no key, so that exp2(logit - lse) is 0 in backward.
+    lse = tl.where(state.total == 0.0, float("inf"), state.top + tl.log2(safe))
+    if KIND.VALUES:
+        of_head = table.ptr + h * table.stride_h
+        left_mass = state.left_mass / safe
+        right_mass = state.right_mass / safe
+        out = with_table(out, mass, of_head, lse, left_mass, right_mass, rows, keys, sizes, KIND)
+    tl.store(result.lse + bh * sizes.n_q + row, lse, mask=there)
+    on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
+    packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)
+    cells = packed[:, None] * KIND.D_V + d_v[None, :]
+    rounded = out.to(result.out.dtype.element_ty)
+    tl.store(result.out + cells, rounded, mask=on_out)
+    if result.residual is not None:
+        residual = rounding_residual(out, rounded).to(result.residual.dtype.element_ty)
+        tl.store(result.residual + cells, residual, mask=on_out)
+
+
+@triton.jit
+def empty_softmax(ROWS: tl.constexpr, KIND: tl.constexpr):
+    """The state before any key."""
+    WIDTH: tl.constexpr = KIND.BLOCK_DV
+    return Softmax(
+        tl.zeros([ROWS, WIDTH], dtype=tl.float32),
+        tl.full([ROWS], float("-inf"), dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+    )
+
+
+@triton.jit
+def attended(
+    state,
+    q,  # [m, d]
+    k,
+    v,
+    head,
+    mass,
+    rows,
+    keys,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    REGION: tl.constexpr,  # 0 far to the left, 1 near, 2 far to the right
+):
+    """The softmax after the keys of one region.
+
+    With a value table, the near tiles also store their logits at `mass`, by lag.
+    """
+    BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
+    # A band that is laid out for a head holds the window: -inf beyond it.
+    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
+    WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW and not KIND.RAW_BAND
+    LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
+    RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
+    MASKED: tl.constexpr = KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not TILE.EVEN
+    acc, top, total, left_mass, right_mass = state
+    start, stop = region_of(keys, REGION)
+    d = tl.arange(0, KIND.BLOCK_D)
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    c = tl.arange(0, BLOCK)
+    r = rows.r
+    there = rows.there[:, None]
+    row = (rows.first_row + r)[:, None]
+    first = rows.first_row + sizes.q_start
+    scale = sizes.scale * LOG2E
+    for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
+        col = (block + c)[None, :]
+        k_tile = load_rows(k, block, c[None, :], d[:, None], sizes.n_k, KIND.D, TILE.EVEN)
+        logits = tl.dot(q, k_tile, input_precision=KIND.PRECISION) * scale
+        shift = 0.0
+        if NEAR_BAND:
+            place = Place(rows.first_row, r[:, None], block, c[None, :])
+            logits += near_bias(head, place, there, sizes, KIND, False)
+        if KIND.TAILS and REGION != 1:
+            line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
+            shift = line.shift
+            if KIND.SLOPES and (KIND.PER_ROW or KIND.RAW_BAND):
+                logits += line.tilt[:, None] * c.to(tl.float32)[None, :]
+            elif KIND.SLOPES:
+                logits += (line.tilt * c.to(tl.float32))[None, :]
+        if MASKED:
+            seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE)
+            logits = tl.where(seen, logits, float("-inf"))
+        higher = tl.maximum(top, tl.max(logits, 1) + shift)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(logits - (base - shift)[:, None])
+        shrink = tl.exp2(top - base)
+        weight = tl.sum(weights, 1)
+        total = total * shrink + weight
+        top = higher
+        if KIND.DROPOUT:
+            weights = weights * dropout_factor(head.seed, row, col, sizes.dropout)
+            if KIND.VALUES and REGION != 1:
+                weight = tl.sum(weights, 1)
+        if KIND.VALUES:
+            left_mass = left_mass * shrink
+            right_mass = right_mass * shrink
+            if REGION == 0:
+                left_mass += weight
+            if REGION == 2:
+                right_mass += weight
+            if REGION == 1:
+                reach = sizes.value_reach
+                lag = col - (row + sizes.q_start)
+                left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
+                if not KIND.CAUSAL:
+                    right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
+                if KIND.DROPOUT:
+                    logits = tl.where(weights > 0.0, logits, float("-inf"))
+                cells = skewed(mass, block - first + reach, r[:, None], c[None, :], 2 * reach + 1)
+                tl.store(cells, logits, mask=within(lag, reach) & there & (col < sizes.n_k))
+        v_tile = load_rows(v, block, c[:, None], d_v[None, :], sizes.n_k, KIND.D_V, TILE.EVEN)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=KIND.PRECISION)
+    return Softmax(acc, top, total, left_mass, right_mass)
+
+
+@triton.jit
+def far_state(far, b, h, rows, tails, sizes, KIND: tl.constexpr):
+    """What a plain kernel computed for the far keys of these rows.
+
+    On the left, row i is row i - far_start of what was computed; on the right all is in reverse.
+    """
+    m = sizes.n_q - sizes.far_start
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    index = rows - sizes.far_start
+    lse_row = (b * sizes.n_heads + h) * m
+    out_left = load_far(far.left.out, b, h, index, m, sizes.n_heads, d_v, KIND.D_V, KIND.TOKENS)
+    there = (index >= 0) & (index < m)
+    lse_left = tl.load(far.left.lse + lse_row + index, mask=there, other=float("-inf"))
+    lse_left = lse_left * LOG2E + tails.left
+    out_right = out_left * 0.0
+    lse_right = tl.full(lse_left.shape, float("-inf"), dtype=tl.float32)
+    if not KIND.CAUSAL:
+        index = m - 1 - rows
+        out_right = load_far(
+            far.right.out, b, h, index, m, sizes.n_heads, d_v, KIND.D_V, KIND.TOKENS
+        )
+        there = (index >= 0) & (index < m)
+        lse_right = tl.load(far.right.lse + lse_row + index, mask=there, other=float("-inf"))
+        lse_right = lse_right * LOG2E + tails.right
+    return FarState(out_left, lse_left, out_right, lse_right)
+
+
+@triton.jit
+def far_softmax(far):
+    """The state after the far keys of both sides."""
+    top = tl.maximum(far.lse_left, far.lse_right)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    left = tl.exp2(far.lse_left - base)
+    right = tl.exp2(far.lse_right - base)
+    acc = left[:, None] * far.out_left + right[:, None] * far.out_right
+    return Softmax(acc, top, left + right, left, right)
+
+
+@triton.jit
+def product_band(
+    product, bias, b, h, first_row, r, there, sizes, KIND: tl.constexpr, D: tl.constexpr
+):
+    """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
+
+    The tails are the constants at the ends of the band, stored as the caller would give them, in
+    base e. There is an odd number of lags and a product takes 32 at a time, so the last lag is
+    computed by itself.
+    """
+    PIECE: tl.constexpr = 64 if D > 32 else 32
+    stride = product.query.stride_n
+    query = head_rows(product.query, b, h).ptr + first_row * stride
+    factor = product.factor.ptr + h * product.factor.stride_h
+    last = 2 * sizes.reach
+    left = tl.zeros(r.shape, dtype=tl.float32)
+    right = tl.zeros(r.shape, dtype=tl.float32)
+    for start in tl.static_range(0, D, PIECE):
+        d = start + tl.arange(0, PIECE)
+        on = there[:, None] & (d < D)[None, :]
+        piece = tl.load(query + r[:, None] * stride + d[None, :], mask=on, other=0.0)
+        whole = piece.to(tl.float32)
+        first_lag = tl.load(factor + d, mask=d < D, other=0.0)
+        last_lag = tl.load(factor + last * D + d, mask=d < D, other=0.0)
+        left += tl.sum(whole * first_lag[None, :], 1)
+        right += tl.sum(whole * last_lag[None, :], 1)
+    left *= product.scale
+    right *= product.scale
+    tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
+    tl.store(tails + r * bias.tail_q, left, mask=there)
+    tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
+    left *= LOG2E
+    right *= LOG2E
+    band = bias.band + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
+    ends = band + r * bias.band_q
+    tl.store(ends, left, mask=there)
+    tl.store(ends + (last + 1), right, mask=there)
+    tl.store(ends + (last + 2), right, mask=there)
+    for lag_start in tl.range(0, last, 32, num_stages=1):
+        lag = lag_start + tl.arange(0, 32)
+        total = tl.zeros([r.shape[0], 32], dtype=tl.float32)
+        for start in tl.static_range(0, D, PIECE):
+            column = start + tl.arange(0, PIECE)[None, :]
+            row = query + r[:, None] * stride + column
+            part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
+            entry = factor + lag[:, None] * D + column
+            entries = tl.load(entry, mask=(lag < last)[:, None] & (column < D), other=0.0)
+            total = tl.dot(
+                part.to(tl.float32), tl.trans(entries), total, input_precision=KIND.EXACT
+            )
+        inside = there[:, None] & (lag < last)[None, :]
+        cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
+        tl.store(cells, total * (product.scale * LOG2E), mask=inside)
+    tl.debug_barrier()  # the threads of this program look up what others of them wrote
+    return Tails(left, 0.0, right, 0.0)

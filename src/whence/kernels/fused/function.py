@@ -1,0 +1,351 @@
+"""The fused attention as a differentiable function: called as it is, or compiled as one operator.
+
+Both run the same two plans, one for the output and one for the gradients. A call that nobody
+compiles goes through an autograd function, because an operator takes the host more time
+(docs/LOG.md). A compiler sees the operator whence::lag_attention and does not look into it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from whence.kernels.fused.inputs import (
+    Call,
+    Far,
+    FarGradients,
+    Given,
+    Kept,
+    Numbers,
+    Wanted,
+    by_token,
+    decoded,
+)
+from whence.kernels.fused.launch import backward, forward, laid_out_shape
+from whence.kernels.fused.plan import Plan, Plans, Slot, lies, slots_of
+from whence.kernels.fused.split import far_attention, far_gradients, near_numbers, packed
+from whence.kernels.fused.tiles import TILES, TileSet
+
+PLANS = Plans()  # those of this process, of both kinds
+
+
+N_GIVEN, N_KEPT, N_FAR = len(Given._fields), len(Kept._fields), 4
+
+
+def lag_attention(given: Given, call: Call) -> Tensor:
+    """The attention of a call, differentiable once."""
+    out: Tensor
+    if torch.compiler.is_compiling():
+        out = lag_attention_op(*given, *call.flat(), torch.is_grad_enabled())[0]
+        return out
+    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        out = attended(given, call, recorded=False)[0]
+        return out
+    out = LagAttention.apply(call, *given)  # type: ignore[no-untyped-call]
+    return out
+
+
+class LagAttention(torch.autograd.Function):
+    """The autograd function of calls that nobody compiles."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> Tensor:
+        """Run the plan of the output, and keep what the gradients need."""
+        needs = Given(*ctx.needs_input_grad[1:])
+        saved = attended(Given(*tensors), call, recorded=any(needs))
+        ctx.call, ctx.wanted = call, wanted_of(Given(*tensors), call, needs)
+        ctx.save_for_backward(*tensors, *saved)
+        out: Tensor = saved[0]
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the plan of the gradients."""
+        saved = ctx.saved_tensors
+        found = gradients(d_out, Given(*saved[:N_GIVEN]), saved[N_GIVEN:], ctx.call, ctx.wanted)
+        return (None, *found)
+
+
+def attended(given: Given, call: Call, *, recorded: bool) -> tuple[Any, ...]:
+    """What `Kept` names, the output first, and the far keys' results, if others computed them.
+
+    `recorded` says whether a gradient may follow.
+    """
+    far: Sequence[Tensor | None] = (None,) * N_FAR
+    if call.numbers.far:
+        far = far_attention(given.q, given.k, given.v, call.numbers)[1:]
+    tensors = (*given, *far)
+    plan = PLANS.find(
+        ("forward", call, recorded, *[lies(x) for x in tensors]),
+        lambda: forward_plan(slots_of(tensors), call, given.q.device, recorded=recorded),
+    )
+    return (*plan.run(tensors), *far)
+
+
+def gradients(
+    d_out: Tensor, given: Given, saved: Sequence[Any], call: Call, wanted: Wanted
+) -> Given:
+    """The gradients of a call's tensors, in their order; None for what has none."""
+    kept, tokens = Kept(*saved[:N_KEPT]), by_token(given.q)
+    # Hooks on saved tensors may have moved what forward laid out.
+    out, residual = packed(kept.out, tokens), kept.out_residual
+    residual = residual if residual is None else packed(residual, tokens)
+    kept = kept._replace(out=out, out_residual=residual)
+    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    elsewhere: Sequence[Tensor | None] = (None,) * 6
+    if call.numbers.far:
+        inputs = given.inputs
+        inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
+        parts = far_gradients(d_out, given.q, given.k, given.v, out, kept.lse, inputs, call.numbers)
+        elsewhere = (*parts.left, *(parts.right or (None,) * 3))
+    tensors = (d_out, *given, *kept, *saved[N_KEPT:], *elsewhere)
+    plan = PLANS.find(
+        ("backward", call, wanted, *[lies(x) for x in tensors]),
+        lambda: backward_plan(slots_of(tensors), call, given.q.device, wanted),
+    )
+    return Given(*plan.run(tensors))
+
+
+def forward_plan(
+    slots: Sequence[Slot | None], call: Call, device: torch.device, *, recorded: bool
+) -> Plan:
+    """The plan of the output: of the given tensors and the far keys' results."""
+    given, far = Given(*slots[:N_GIVEN]), slots[N_GIVEN:]
+
+    def make(tiles: TileSet) -> Plan:
+        plan = Plan(device, len(slots))
+        kept = forward(
+            plan,
+            *given[:3],
+            given.inputs,
+            *_near(call.numbers, far),
+            tiles.forward,
+            call.product(given),
+            call.curve_band(given),
+            recorded=recorded,
+        )
+        plan.returns(*kept)
+        return plan
+
+    return TILES.fit("forward", _width(given), given.q.dtype, device, make)
+
+
+def backward_plan(
+    slots: Sequence[Slot | None], call: Call, device: torch.device, wanted: Wanted
+) -> Plan:
+    """The plan of the gradients: of d_out, the given tensors and what forward saved."""
+    d_out, given = slots[0], Given(*slots[1 : 1 + N_GIVEN])
+    kept, rest = Kept(*slots[1 + N_GIVEN :][:N_KEPT]), slots[1 + N_GIVEN + N_KEPT :]
+    far, elsewhere = rest[:N_FAR], rest[N_FAR:]
+    far_parts = None
+    if call.numbers.far:
+        right = None if elsewhere[3] is None else elsewhere[3:]
+        far_parts = FarGradients(elsewhere[:3], right)  # type: ignore[arg-type]
+
+    def make(tiles: TileSet) -> Plan:
+        plan = Plan(device, len(slots))
+        found = backward(
+            plan,
+            d_out,
+            *given[:3],
+            kept,
+            given.inputs,
+            *_near(call.numbers, far),
+            tiles,
+            wanted,
+            far_parts,
+            call.product(given),
+            call.curve_band(given),
+        )
+        plan.returns(*Given.ordered(found))
+        return plan
+
+    return TILES.fit("backward", _width(given), given.q.dtype, device, make)
+
+
+def wanted_of(given: Given, call: Call, needs: Given) -> Wanted:
+    """Which gradients are asked for, given which of the tensors need one."""
+    if given.factor is not None:
+        query = bool(needs.q if given.query is None else needs.query)
+        # One lag is one number for all keys of a query, which no softmax sees.
+        some = given.factor.shape[1] > 1 and (query or bool(needs.factor))
+        return Wanted(band=some, tails=some, query=query, factor=bool(needs.factor))
+    if call.curve:
+        learned = any((needs.first, needs.second, needs.third))
+        return Wanted(band=learned, tails=learned)
+    return Wanted(band=bool(needs.band), tails=bool(needs.tails))
+
+
+def planned(given: Given, call: Call) -> list[str]:
+    """The launch plans of a call, a line for each launch, as `explain` prints them."""
+    far: Sequence[Tensor | None] = (None,) * N_FAR
+    if call.numbers.far:
+        return []
+    needs = Given(*[x is not None and x.requires_grad for x in given])
+    recorded = torch.is_grad_enabled() and any(needs)
+    slots, device = slots_of((*given, *far)), given.q.device
+    plan = forward_plan(slots, call, device, recorded=recorded)
+    return plan.lines()
+
+
+@contextmanager
+def trying(tiles: TileSet) -> Iterator[None]:
+    """Within it every plan takes these tiles, and fails where they do not fit (`whence tune`)."""
+    PLANS.forget()
+    with TILES.forced(tiles):
+        yield
+    PLANS.forget()
+
+
+def _near(numbers: Numbers, far: Sequence[Slot | None]) -> tuple[Numbers, Far | None]:
+    """The numbers of the keys that our kernels attend to, and what is known of the others."""
+    if not numbers.far:
+        return numbers, None
+    return near_numbers(numbers), Far(numbers.far, *far)
+
+
+def _width(given: Given) -> int:
+    return int(max(given.q.shape[-1], given.v.shape[-1]))
+
+
+# The operator, for compilers. A list of tensors cannot hold None: an empty tensor stands for it.
+
+_TENSORS = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"Tensor? {x}" for x in Given._fields[3:])
+_NUMBERS = (
+    "float scale, SymInt q_start, SymInt before, SymInt after, float dropout, bool slopes, "
+    "SymInt far, float product_scale, str curve, SymInt reach"
+)
+_FORWARD, _BACKWARD = "whence::lag_attention", "whence::lag_attention_backward"
+_EXACT = (torch.Tag.needs_exact_strides,)  # else a compiler might give copies of q, k and v
+torch.library.define(_FORWARD, f"({_TENSORS}, {_NUMBERS}, bool recorded) -> Tensor[]", tags=_EXACT)
+torch.library.define(
+    _BACKWARD,
+    f"(Tensor d_out, Tensor[] saved, {_TENSORS}, {_NUMBERS}, bool[] needs) -> Tensor[]",
+    tags=_EXACT,
+)
+
+
+@torch.library.impl(_FORWARD, ("cpu", "cuda"))
+def _forward_op(*arguments: Any) -> list[Tensor]:
+    given, call, recorded = _parsed(arguments)
+    return _without_none(attended(given, call, recorded=recorded), given.q)
+
+
+@torch.library.impl(_BACKWARD, ("cpu", "cuda"))
+def _backward_op(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+    given, call, needs = _parsed(arguments)
+    kept = [x if x.numel() else None for x in saved]
+    found = gradients(d_out, given, kept, call, wanted_of(given, call, Given(*needs)))
+    return _without_none(found, d_out)
+
+
+@torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
+def _forward_fake(*arguments: Any) -> list[Tensor]:
+    """The shapes of what `attended` gives, also for symbolic lengths."""
+    given, call, recorded = _parsed(arguments)
+    q, k, v, numbers = given.q, given.k, given.v, call.numbers
+    (b, h, n_q, _), tokens = q.shape, by_token(q)
+    product, curve = call.product(given), call.curve_band(given)
+    biased = given.band is not None or given.table is not None or product or curve
+    out = _room((b, h, n_q, v.shape[-1]), q, q.dtype, tokens)
+    residual = None
+    if recorded and biased and q.dtype != torch.float32:
+        residual = _room(out.shape, q, torch.float16, tokens)
+    mass = None if given.table is None else (b, h, n_q, given.table.shape[1])
+    laid_out = extent = tails = None
+    if not decoded(q, k, numbers):
+        laid_out = laid_out_shape(q, given.inputs, numbers, product, curve)
+        extent = (h,) if curve and not curve.tails else None
+        tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None
+    wide = [None if x is None else q.new_empty(x, dtype=torch.float32) for x in (mass, laid_out)]
+    kept = Kept(
+        out=out,
+        lse=q.new_empty((b, h, n_q), dtype=torch.float32),
+        out_residual=residual,
+        mass=wide[0],
+        band=wide[1],
+        extent=None if extent is None else q.new_empty(extent, dtype=torch.int32),
+        tails=None if tails is None else q.new_empty(tails, dtype=torch.float32),
+    )
+    far: list[Tensor | None] = [None] * N_FAR
+    if numbers.far:
+        m = n_q - numbers.far
+        for side in range(1 if numbers.after == 0 else 2):
+            far[2 * side] = _room((b, h, m, v.shape[-1]), q, q.dtype, tokens)
+            far[2 * side + 1] = q.new_empty((b, h, m), dtype=torch.float32)
+    return _without_none((*kept, *far), q)
+
+
+@torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
+def _backward_fake(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
+    """The shapes of what `gradients` gives."""
+    given, call, needs = _parsed(arguments)
+    wanted, tokens = wanted_of(given, call, Given(*needs)), by_token(given.q)
+    made = given.factor is not None or bool(call.curve)  # the band is no tensor of the call
+    found: dict[str, Any] = {
+        name: _room(x.shape, x, x.dtype, tokens)
+        for name, x in (("q", given.q), ("k", given.k), ("v", given.v))
+    }
+    if given.query is not None and wanted.query:
+        query = given.query
+        found["query"] = _room(query.shape, query, query.dtype, by_token(query))
+    others = {
+        "band": wanted.band and not made,
+        "tails": wanted.tails and not made,
+        "table": given.table is not None,
+        "factor": wanted.factor,
+        "first": call.curve and wanted.band,
+        "second": call.curve and wanted.band,
+        "third": call.curve and wanted.band,
+    }
+    for name, there in others.items():
+        x = getattr(given, name)
+        if there and x is not None and x.is_floating_point():
+            found[name] = x.new_empty(x.shape, dtype=torch.float32)
+    return _without_none(
+        Given(*(None,) * 3)._replace(**found),
+        d_out,
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.given, ctx.numbers = inputs[:N_GIVEN], inputs[N_GIVEN:-1]
+    tensors = [x for x in ctx.given if x is not None]
+    ctx.there = [x is not None for x in ctx.given]
+    ctx.given = None
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward_of_op(ctx: Any, d_saved: list[Tensor]) -> tuple[Any, ...]:
+    saved = iter(ctx.saved_tensors)
+    given = [next(saved) if there else None for there in ctx.there]
+    needs = [bool(x) for x in ctx.needs_input_grad[:N_GIVEN]]
+    found = lag_attention_backward_op(d_saved[0], list(saved), *given, *ctx.numbers, needs)
+    # Of an empty tensor nobody asks: it stands for what needs no gradient.
+    kept = [x if need and x.numel() else None for x, need in zip(found, needs, strict=True)]
+    return (*kept, *(None,) * (len(ctx.numbers) + 1))
+
+
+torch.library.register_autograd(_FORWARD, _backward_of_op, setup_context=_setup_context)
+lag_attention_op = torch.ops.whence.lag_attention.default
+lag_attention_backward_op = torch.ops.whence.lag_attention_backward.default
+
+
+def _parsed(arguments: tuple[Any, ...]) -> tuple[Given, Call, Any]:
+    return Given(*arguments[:N_GIVEN]), Call.from_flat(arguments[N_GIVEN:-1]), arguments[-1]
+
+
+def _without_none(found: Sequence[Any], like: Tensor) -> list[Tensor]:
+    return [like.new_empty(0) if x is None else x for x in found]
+
+
+def _room(shape: Sequence[int], like: Tensor, dtype: torch.dtype, tokens: bool) -> Tensor:
+    """As `Plan.empty` lays it out."""
+    b, h, n, d = shape
+    if not tokens:
+        return like.new_empty((b, h, n, d), dtype=dtype)
+    return like.new_empty((b, n, h, d), dtype=dtype).transpose(1, 2)

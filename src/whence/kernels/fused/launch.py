@@ -1,0 +1,653 @@
+"""Which kernels a forward or backward pass launches, in which order and with which arguments.
+
+Nothing here touches data. The functions are written against a `Plan`, which reserves memory and
+takes launches; a tensor, or a slot of a plan, is looked at for its shape, strides and dtype alone.
+
+What the caller sees to: the last axis of q, k, v, d_out, a band and a product's query is
+contiguous; the outputs of forward come back to backward with the strides that they had.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.kernels.fused import tiles as tiling
+from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.curve import CURVES
+from whence.kernels.fused.device.d_band import band_kernel, collect_kernel
+from whence.kernels.fused.device.d_keys import key_kernel
+from whence.kernels.fused.device.d_product import (
+    BandGradient,
+    product_gradient_kernel,
+)
+from whence.kernels.fused.device.d_queries import query_kernel
+from whence.kernels.fused.device.decode import merge_kernel, share_kernel
+from whence.kernels.fused.device.forward import forward_kernel
+from whence.kernels.fused.device.layout import head_layout_kernel, row_layout_kernel
+from whence.kernels.fused.inputs import (
+    FEW_ROWS,
+    CurveBand,
+    Far,
+    FarGradients,
+    Gradients,
+    Inputs,
+    Kept,
+    Numbers,
+    Product,
+    Wanted,
+    by_token,
+    decoded,
+)
+from whence.kernels.fused.plan import Plan
+from whence.kernels.fused.tiles import Tiles, TileSet
+
+MARGIN = 256  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
+BUSY = 1024  # programs that fill a GPU
+PRODUCT_ROWS = 64  # of a step in the gradient of a product
+PRODUCT_SIDE = 64  # lags, and columns of a head, of one of its tiles at most
+
+
+class _Call(NamedTuple):
+    """The groups of arguments that all kernels of a call take, and what the host decides by."""
+
+    q: a.Rows
+    k: a.Rows
+    v: a.Rows
+    bias: a.Bias
+    visible: a.Visible
+    seed: Any
+    table: a.Table
+    far: a.Far
+    sizes: a.Sizes
+    kind: a.Kind
+    band_shape: tuple[int, ...] | None  # [b|1, h|1, q|1, lag], as the caller sees the band
+    tile_kind: tiling.TileKind
+
+
+def forward(
+    plan: Plan,
+    q: Any,
+    k: Any,
+    v: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    far: Far | None,
+    tiles: Tiles,
+    product: Product | None = None,
+    curve: CurveBand | None = None,
+    *,
+    recorded: bool = True,
+) -> Kept:
+    """The output and what its gradient needs.
+
+    A product or a curve stands in place of inputs.band. `recorded` says whether a gradient may
+    follow. Few queries (`decoded`) take no product.
+    """
+    (b, h, n_q, _), d_v = q.shape, v.shape[-1]
+    tokens = by_token(q)
+    out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
+    lse = plan.empty((b, h, n_q), torch.float32)
+    residual = mass = None
+    biased = _band_shape(q, inputs, product, curve) is not None or inputs.table is not None
+    if recorded and biased and q.dtype != torch.float32:
+        # float16 for bfloat16 too: its range is enough for residuals, and it has more digits.
+        residual = plan.empty(out.shape, torch.float16, tokens=tokens)
+    if inputs.table is not None:
+        mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
+    result = a.Output(out, residual, lse, mass)
+    if decoded(q, k, numbers):
+        _decode(plan, q, k, v, inputs, numbers, tiles, curve, result)
+        return Kept(out, lse, residual, mass, None, None, None)
+    band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+    inputs = _with_made(inputs, extent, tails)
+    call = _call(q, k, v, inputs, numbers, band, far, None, product, curve)
+    tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
+    even = k.shape[2] % tiles.keys == 0
+    plan.launch(
+        forward_kernel,
+        (_ceil(n_q, tiles.rows), b * h),
+        *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
+        _product_group(q, product),
+        result,
+        *a.scalars(call.sizes),
+        warps=tiles.warps,
+        stages=tiles.stages,
+        KIND=call.kind,
+        TILE=a.Tile(tiles.rows, tiles.keys, near, tiles.stages, even),
+        PRODUCT=0 if product is None else product.table.shape[-1],
+    )
+    return Kept(out, lse, residual, mass, band, extent, tails)
+
+
+def backward(
+    plan: Plan,
+    d_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    kept: Kept,
+    inputs: Inputs,
+    numbers: Numbers,
+    far: Far | None,
+    tiles: TileSet,
+    wanted: Wanted,
+    far_gradients: FarGradients | None = None,
+    product: Product | None = None,
+    curve: CurveBand | None = None,
+) -> Gradients:
+    """Every gradient of a call."""
+    (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
+    band, extent, tails = kept.band, kept.extent, kept.tails
+    if band is None:  # of a call with few queries
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+    inputs = _with_made(inputs, extent, tails)
+    call = _call(q, k, v, inputs, numbers, band, far, far_gradients, product, curve)
+    tokens = call.kind.TOKENS
+    d_table = None
+    if inputs.table is not None:
+        d_table = _table_gradient(plan, kept.mass, d_out, inputs.table)
+    d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
+    d_band = d_tails = d_mass = far_lse_delta = None
+    if call.band_shape is not None and wanted.band and (call.band_shape[2] > 1 or n_q == 1):
+        d_band = plan.zeros((b, h, n_q, call.band_shape[3]), torch.float32)
+    if inputs.tails is not None and wanted.tails:
+        d_tails = plan.empty((4, b, h, n_q), torch.float32)
+    if inputs.table is not None:
+        d_mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
+    lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
+    if call.tile_kind.by_row and far is None and not numbers.slopes and not numbers.dropout:
+        far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
+    statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
+    d_rows = _rows(d_out)
+    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
+    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
+    # Queries come first: their kernel writes the row statistics that the others read.
+    even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
+    plan.launch(
+        query_kernel,
+        (_ceil(n_q, by_rows.rows), b * h),
+        *(call.q, call.k, call.v, d_rows),
+        a.Output(kept.out, kept.out_residual, kept.lse, None),
+        *(call.bias, call.visible, call.seed, call.table, call.far),
+        a.QueryGradients(d_q, d_band, d_tails),
+        statistics,
+        *a.scalars(call.sizes),
+        warps=by_rows.warps,
+        stages=by_rows.stages,
+        KIND=call.kind,
+        TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
+    )
+    # Beside a plain kernel for the far keys, the key kernel leaves much of the GPU idle.
+    side = far is not None
+    if call.band_shape is not None and wanted.band and d_band is None:
+        d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
+    else:
+        side = False
+    d_parameters: Sequence[Any] = (None, None, None)
+    if curve is not None and (wanted.band or wanted.tails):
+        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
+    even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
+    plan.launch(
+        key_kernel,
+        (_ceil(n_k, by_keys.keys), b * h_kv),
+        *(call.q, call.k, call.v, d_rows, statistics),
+        *(call.bias, call.visible, call.seed, call.far),
+        a.KeyGradients(d_k, d_value),
+        h // h_kv,
+        *a.scalars(call.sizes),
+        warps=by_keys.warps,
+        stages=by_keys.stages,
+        KIND=call.kind,
+        TILE=a.Tile(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
+    )
+    d_query = d_factor = None
+    if product is not None:
+        d_query, d_factor = _product_gradients(plan, product, q, d_q, d_band, d_tails, wanted)
+    if product is not None or curve is not None:
+        d_band = d_tails = None  # what made them has its own gradients
+    d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
+    d_tails = None if d_tails is None else plan.summed(d_tails, inputs.tails.shape)
+    return Gradients(d_q, d_k, d_value, d_band, d_tails, d_table, d_query, d_factor, d_parameters)
+
+
+def _decode(
+    plan: Plan,
+    q: Any,
+    k: Any,
+    v: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    tiles: Tiles,
+    curve: CurveBand | None,
+    result: a.Output,
+) -> None:
+    """The launches of a call with few queries, which read the band as the caller gave it."""
+    (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    band = inputs.band
+    if curve is not None and curve.tails:
+        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, base_2=False)
+        inputs, curve = inputs._replace(band=band, tails=tails), None
+    elif curve is not None:  # the kernel fills in what it looks up
+        band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
+    call = _call(q, k, v, inputs, numbers, band, None, None, None, curve, raw_band=True)
+    width = max(call.kind.BLOCK_D, call.kind.BLOCK_DV)
+    # A tile has few rows, so that it may have more keys; fewer where the table's did not fit.
+    tile = tiling.share_tiles(width, q.dtype, 2 * tiles.keys, tiles.stages)
+    count, share = tiling.shares(n_k, b * h_kv, tile.at_once * processors(plan.device), tile.keys)
+    sums = a.ShareSums(
+        plan.empty((count, b, h, n_q, d_v), torch.float32),
+        plan.empty((count, b, h, n_q, 4), torch.float32),
+    )
+    plan.launch(
+        share_kernel,
+        (count, b * h_kv),
+        *(call.q, call.k, call.v, call.bias, call.visible),
+        _parameters(() if curve is None else curve.parameters),
+        *(result.mass, sums, share, *a.scalars(call.sizes)),
+        stages=tile.stages,
+        KIND=call.kind,
+        TILE=a.Tile(FEW_ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
+        **_curve_constants(curve),
+    )
+    plan.launch(
+        merge_kernel,
+        (b * h * n_q,),
+        *(sums, call.table, result, count, *a.scalars(call.sizes)),
+        KIND=call.kind,
+        SHARES=_power_of_two(count),
+    )
+
+
+def _laid_out(
+    plan: Plan,
+    q: Any,
+    k: Any,
+    v: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    product: Product | None,
+    curve: CurveBand | None,
+    *,
+    base_2: bool = True,
+) -> tuple[Any, Any, Any]:
+    """The laid-out band (device/layout.py), the extent of a curve, the tails of a curve or product.
+
+    What a call does not have is None. A product's band and tails are room that the forward kernel
+    fills. Without `base_2` the band of a curve is as a caller would have given it.
+    """
+    b, h, n_q, _ = q.shape
+    shape = _band_shape(q, inputs, product, curve)
+    laid_out = laid_out_shape(q, inputs, numbers, product, curve)
+    if shape is None or laid_out is None:
+        return None, None, None
+    reach, extent, tails = shape[-1] // 2, None, None
+    if product is not None:  # its tails have no slopes: the kernel leaves those places unwritten
+        tails = plan.empty((4, b, h, n_q), torch.float32)
+        return plan.empty(laid_out, torch.float32), None, tails
+    if curve is not None and curve.tails:
+        tails = plan.empty((4, 1, h, 1), torch.float32)
+    elif curve is not None:
+        extent = plan.empty((h,), torch.int32)
+    inputs = _with_made(inputs, extent, tails)
+    given = _call(q, k, v, inputs, numbers, inputs.band, None, None, None, curve, raw_band=True)
+    if given.kind.PER_ROW:
+        band = plan.empty(laid_out, torch.float32)
+        plan.launch(
+            row_layout_kernel,
+            (_ceil(n_q, 32), b * h),
+            *(band, given.bias, *a.scalars(given.sizes)),
+            KIND=given.kind,
+            ROWS=32,
+            BLOCK=min(64, _power_of_two(2 * reach + 3)),
+        )
+        return band, None, None
+    if not base_2:
+        laid_out = shape
+    batches, heads, _, width = laid_out
+    band = plan.empty(laid_out, torch.float32)
+    plan.launch(
+        head_layout_kernel,
+        (_ceil(width, 1024), batches * heads),
+        *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
+        *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
+        KIND=given.kind,
+        BLOCK=1024,
+        BASE_2=base_2,
+        CURVE_TAILS=None if curve is None else CURVES[curve.name].tails_of,
+        **_curve_constants(curve),
+    )
+    return band, extent, tails
+
+
+def laid_out_shape(
+    q: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    product: Product | None,
+    curve: CurveBand | None,
+) -> tuple[int, ...] | None:
+    """The shape of the laid-out band, or None without a band."""
+    shape = _band_shape(q, inputs, product, curve)
+    if shape is None:
+        return None
+    batches, heads, rows, width = shape
+    reach, tails = width // 2, inputs.tails
+    if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
+        return (*q.shape[:3], width + 2)
+    if tails is not None:
+        batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
+    value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
+    edge = max(reach, value_reach, numbers.far) + MARGIN
+    return (batches, heads, 1, 2 * edge + 1)
+
+
+def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
+    """The inputs with what a curve or a product makes."""
+    return inputs._replace(
+        extent=inputs.extent if extent is None else extent,
+        tails=inputs.tails if tails is None else tails,
+    )
+
+
+def _shared_band(
+    plan: Plan, call: _Call, d_rows: a.Rows, statistics: a.RowStatistics, block: int, side: bool
+) -> Any:
+    """The gradient of a band that all queries share, [b|1, h, 1, lag]."""
+    assert call.band_shape is not None
+    sizes, kind = call.sizes, call.kind
+    batches, n_batch, h = call.band_shape[0], call.q.ptr.shape[0], sizes.n_heads
+    row_blocks, key_blocks = _ceil(sizes.n_q, block), _ceil(sizes.n_k, block)
+    lowest = max((sizes.q_start - sizes.reach) // block, 1 - row_blocks)
+    highest = min((sizes.q_start + sizes.reach + block - 1) // block, key_blocks - 1)
+    diagonals = max(highest - lowest + 1, 1)
+    tiles = min(row_blocks, key_blocks) * (n_batch // batches)
+    # With an extent most diagonals are empty, but only the device knows which: few programs each
+    # take every n-th of them, and cut those that are not empty into as many shares as there is room
+    # for, so that the GPU is kept busy.
+    slots = min(diagonals, 8 if kind.EXTENT else 64)
+    busy = BUSY // max(1, min(slots, 4) * h * batches)
+    parts = max(1, min(tiles, busy, 64))
+    size = 2**22 if kind.EXTENT else 2**25  # bytes for the shares: 4 or 32 MB
+    room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
+    first = (sizes.q_start - sizes.reach) // block
+    last = (sizes.q_start + sizes.reach) // block
+    sums = plan.empty((batches, h, room, 2, block), torch.float32)
+    d_band = plan.empty((batches, h, 1, 2 * sizes.reach + 1), torch.float32)
+    even = sizes.n_q % block == 0 and sizes.n_k % block == 0
+    plan.launch(
+        band_kernel,
+        (slots, parts, batches * h),
+        *(call.q, call.k, call.v, d_rows, statistics),
+        *(call.bias, call.visible, call.seed, sums),
+        *(room, n_batch // batches, *a.scalars(sizes)),
+        stages=2,
+        side=side,
+        KIND=kind,
+        TILE=a.Tile(block, block, block, 2, even),
+    )
+    plan.launch(
+        collect_kernel,
+        (last - first + 1, batches * h),
+        *(sums, d_band, call.bias.extent, room, first, parts, *a.scalars(sizes)),
+        side=side,
+        KIND=kind,
+        BLOCK=block,
+    )
+    return d_band
+
+
+def _curve_gradient(
+    plan: Plan, curve: CurveBand, extent: Any, d_band: Any, d_tails: Any, side: bool
+) -> Sequence[Any]:
+    """The gradients of a curve's parameters, float32; None for whole numbers."""
+    found = [
+        plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
+        for x in curve.parameters
+    ]
+    first = curve.parameters[0]
+    heads = first.shape[-1] if curve.tails else first.shape[0]
+    if d_band is not None and d_band.shape[0] > 1:  # of one query: its band's gradient is by row
+        d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False
+    if d_tails is not None:
+        d_tails, side = plan.summed(d_tails, (4, 1, heads, 1)), False
+    plan.launch(
+        CURVES[curve.name].gradient_kernel,
+        (heads, math.prod(first.shape) // heads),
+        *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found), curve.reach),
+        side=side,
+        BLOCK=128,
+    )
+    return found
+
+
+def _product_gradients(
+    plan: Plan, product: Product, q: Any, d_q: Any, d_band: Any, d_tails: Any, wanted: Wanted
+) -> tuple[Any, Any]:
+    """The gradients of a product's factors. That of a query that is q is added to d_q."""
+    query, table = product.query, product.table
+    if d_band is None:  # of one lag: one number for all keys of a query, which no softmax sees
+        d_query = None if query is None else plan.zeros(query.shape, query.dtype)
+        return d_query, plan.zeros(table.shape, torch.float32)
+    source, d_query = q, d_q
+    if query is not None:
+        source = query
+        d_query = plan.empty(query.shape, query.dtype, tokens=by_token(query))
+    d_factor = _product_gradient(
+        plan,
+        BandGradient(d_band, d_tails),
+        *(source, table, product.scale, d_query if wanted.query else None),
+        added=query is None,
+        table_too=wanted.factor,
+    )
+    return d_query if query is not None and wanted.query else None, d_factor
+
+
+def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
+    """The sum over rows of mass^T d_out, of the table's shape."""
+    gradient = BandGradient(mass, None)
+    return _product_gradient(plan, gradient, d_out, table, 1.0, None, added=False, table_too=True)
+
+
+def _product_gradient(
+    plan: Plan,
+    gradient: BandGradient,
+    query: Any,
+    table: Any,
+    scale: float,
+    d_query: Any,
+    *,
+    added: bool,
+    table_too: bool,
+) -> Any:
+    """Fills or adds to d_query, if there is one, and returns the table's gradient, if wanted."""
+    (b, h, n_q, d), width = query.shape, table.shape[1]
+    # Runs of rows, as many as keep the GPU busy, and the steps of a run.
+    tiles = _ceil(n_q, PRODUCT_ROWS)
+    steps = _ceil(tiles, max(1, min(tiles, BUSY // (b * h))))
+    runs = _ceil(tiles, steps)
+    lags, piece = (min(PRODUCT_SIDE, max(16, _power_of_two(x))) for x in (width, d))
+    sums = plan.empty((b, runs, h, width, d), torch.float32) if table_too else None
+    if d_query is None and sums is None:
+        return None
+    plan.launch(
+        product_gradient_kernel,
+        (runs, b * h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
+        *(gradient, _rows(query), _table(table), _rows(d_query), sums),
+        *(h, n_q, width, steps, scale),
+        warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
+        D=d,
+        PIECE=piece,
+        ROWS=PRODUCT_ROWS,
+        LAGS=lags,
+        ADDED=added,
+        WHOLE=width <= lags,
+        PRECISION=_precision(query),
+    )
+    return None if sums is None else plan.summed(sums, table.shape)
+
+
+def _call(
+    q: Any,
+    k: Any,
+    v: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    band: Any,  # laid out, or with raw_band as the caller gave it
+    far: Far | None,
+    far_gradients: FarGradients | None,
+    product: Product | None,
+    curve: CurveBand | None,
+    *,
+    raw_band: bool = False,
+) -> _Call:
+    (_, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
+    shape = _band_shape(q, inputs, product, curve)
+    tails, table = inputs.tails, inputs.table
+    per_row = product is not None or (
+        shape is not None and (shape[2] > 1 or (tails is not None and tails.shape[3] > 1))
+    )
+    causal = numbers.after == 0
+    exact = "ieee" if q.dtype == torch.float32 else "tf32x3"  # three products have its digits
+    kind = a.Kind(
+        D=d,
+        D_V=d_v,
+        BLOCK_D=max(16, _power_of_two(d)),
+        BLOCK_DV=max(16, _power_of_two(d_v)),
+        GROUPS=h // h_kv,
+        BAND=shape is not None,
+        RAW_BAND=raw_band,
+        EXTENT=inputs.extent is not None,
+        TAILS=tails is not None,
+        SLOPES=numbers.slopes,
+        PER_ROW=per_row,
+        VALUES=table is not None,
+        BEFORE=numbers.before >= 0,
+        AFTER=numbers.after >= 0,
+        CAUSAL=causal,
+        KEYS=inputs.keys is not None,
+        SEGMENTS=inputs.q_segment is not None,
+        DROPOUT=numbers.dropout > 0,
+        FAR=far is not None,
+        TOKENS=by_token(q),
+        PRECISION=_precision(q),
+        EXACT=exact,
+    )
+    sizes = a.Sizes(
+        n_q=n_q,
+        n_k=n_k,
+        q_start=numbers.q_start,
+        reach=0 if shape is None else shape[-1] // 2,
+        edge=0 if band is None else band.shape[-1] // 2,
+        n_heads=h,
+        value_reach=0 if table is None else table.shape[1] // 2,
+        before=numbers.before,
+        after=numbers.after,
+        far_start=0 if far is None else far.start,
+        scale=numbers.scale,
+        dropout=numbers.dropout,
+    )
+    by_row = table is not None or per_row
+    return _Call(
+        _rows(q),
+        _rows(k),
+        _rows(v),
+        a.Bias(band, inputs.extent, tails, *_strides(band, 0, 1, 2), *_strides(tails, 0, 1, 2, 3)),
+        a.Visible(
+            *(inputs.keys, inputs.q_segment, inputs.k_segment),
+            *_strides(inputs.keys, 0),
+            *_strides(inputs.q_segment, 0),
+            *_strides(inputs.k_segment, 0),
+        ),
+        inputs.seed,
+        _table(table),
+        _far(far, far_gradients),
+        sizes,
+        kind,
+        shape,
+        tiling.TileKind(d, n_q, by_row, far is not None, causal, numbers.slopes),
+    )
+
+
+def _band_shape(
+    q: Any, inputs: Inputs, product: Product | None, curve: CurveBand | None
+) -> tuple[int, ...] | None:
+    """The shape [b|1, h|1, q|1, lag] of the band, whatever makes it."""
+    if product is not None:
+        return (*q.shape[:3], product.table.shape[1])
+    if curve is not None:
+        return (1, q.shape[1], 1, 2 * curve.reach + 1)
+    return None if inputs.band is None else tuple(inputs.band.shape)
+
+
+def _precision(q: Any) -> str:
+    """Products of float32 in float32: the tensor cores' short float would cost three digits."""
+    return "ieee" if q.dtype == torch.float32 else "tf32"
+
+
+def _rows(x: Any) -> a.Rows:
+    return a.Rows(None, 0, 0, 0) if x is None else a.Rows(x, *x.stride()[:3])
+
+
+def _table(x: Any) -> a.Table:
+    return a.Table(x, *_strides(x, 0))
+
+
+def _product_group(q: Any, product: Product | None) -> a.Product:
+    if product is None:
+        return a.Product(_rows(None), _table(None), 1.0)
+    return a.Product(
+        _rows(q if product.query is None else product.query), _table(product.table), product.scale
+    )
+
+
+def _parameters(given: Sequence[Any]) -> a.Parameters:
+    if not given or given[0] is None:
+        return a.Parameters(None, None, None, 0)
+    first, second, third = given
+    return a.Parameters(first, second, third, first.shape[-1])
+
+
+def _curve_constants(curve: CurveBand | None) -> dict[str, Any]:
+    if curve is None:
+        return {"CURVE_AT": None, "CURVE_EXTENT": None, "COUNT": 1}
+    functions, count = CURVES[curve.name], _power_of_two(curve.parameters[0].shape[-1])
+    return {"CURVE_AT": functions.at, "CURVE_EXTENT": functions.extent_of, "COUNT": count}
+
+
+def _far(far: Far | None, gradients: FarGradients | None) -> a.Far:
+    left = right = (None, None)
+    if far is not None:
+        left, right = (far.left, far.left_lse), (far.right, far.right_lse)
+    d_left: Sequence[Any] = (None, None, None)
+    d_right: Sequence[Any] = (None, None, None)
+    if gradients is not None:
+        d_left, d_right = gradients.left, gradients.right or d_right
+    return a.Far(a.FarSide(*left, *d_left), a.FarSide(*right, *d_right))
+
+
+def _strides(x: Any, *axes: int) -> tuple[int, ...]:
+    """The strides of these axes; 0 for an axis of size 1, which broadcasts, or without a tensor."""
+    if x is None:
+        return (0,) * len(axes)
+    return tuple([0 if x.shape[axis] == 1 else x.stride(axis) for axis in axes])
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)  # triton.cdiv costs ten times as much
+
+
+def _power_of_two(n: int) -> int:
+    """The least one that is not smaller."""
+    return 1 << (n - 1).bit_length()
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU; Triton's interpreter is given a few."""
+    if device.type != "cuda":
+        return 4
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

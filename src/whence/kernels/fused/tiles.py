@@ -1,0 +1,304 @@
+"""How large the tiles of the fused kernels are: by GPU, head size and kind of call.
+
+A table that the user has measured (`whence tune`) comes first, then the built-in row of the GPU's
+architecture; tiles that do not fit in the GPU's shared memory are made smaller until they do.
+Nothing is ever measured in a training step.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+import triton
+
+from whence.kernels.fused.tiles_file import PARTS, Rows, default_path, gpu_key, read_all
+
+
+class Tiles(NamedTuple):
+    """Rows and keys of a tile, and the compiler's warps and pipeline stages for it."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class TileSet(NamedTuple):
+    """The tiles of each kernel, and the side of a block-diagonal's block."""
+
+    forward: Tiles
+    by_rows: Tiles
+    by_keys: Tiles
+    block: int
+
+
+class BuiltIn(NamedTuple):
+    """The tiles for a GPU with at least this much shared memory a block, by head size up to."""
+
+    shared: int
+    sizes: dict[int, TileSet]
+
+
+TABLE = {  # by compute capability; only that of the H200 was measured
+    (9, 0): BuiltIn(
+        227 << 10,
+        {
+            64: TileSet(Tiles(128, 64, 8, 3), Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), 64),
+            128: TileSet(Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 3), 64),
+            256: TileSet(Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 64, 8, 2), 64),
+        },
+    ),
+    (8, 0): BuiltIn(
+        163 << 10,
+        {
+            64: TileSet(Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 2), Tiles(64, 64, 4, 2), 64),
+            128: TileSet(Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), 64),
+            256: TileSet(Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), 32),
+        },
+    ),
+    (8, 6): BuiltIn(  # and 8.9: fewer than 100 KiB
+        99 << 10,
+        {
+            64: TileSet(Tiles(128, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), 64),
+            128: TileSet(Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 2), 32),
+            256: TileSet(Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), 16),
+        },
+    ),
+}
+INTERPRETED = TileSet(Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), 16)
+SMALLEST = 16  # the least that a tensor core multiplies
+
+
+class Gpu(NamedTuple):
+    """What tiles depend on: name, compute capability, and bytes of shared memory a block."""
+
+    name: str
+    capability: tuple[int, int]
+    shared: int
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU behind a device."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    known = triton.runtime.driver.active.utils.get_device_properties(index)
+    capability = torch.cuda.get_device_capability(index)
+    return Gpu(torch.cuda.get_device_name(index), capability, known["max_shared_mem"])
+
+
+Made = TypeVar("Made")
+
+
+class FittingTiles:
+    """Which tiles a process uses: those of the table, halved as often as the GPU asked for it."""
+
+    def __init__(self) -> None:
+        # (purpose, width of a head, dtype, device) -> how often its tiles were made smaller
+        self._shrunk: dict[tuple[str, int, torch.dtype, torch.device], int] = {}
+        self._forced: TileSet | None = None
+
+    def fit(
+        self,
+        purpose: str,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        make: Callable[[TileSet], Made],
+    ) -> Made:
+        """make(tiles) with the table's tiles, or with ever smaller ones until the GPU has room.
+
+        The purpose is "forward" or "backward", whose kernels need different room.
+
+        Triton raises OutOfResources when it loads a kernel, so a second try costs a compilation,
+        once a process.
+        """
+        if self._forced is not None:
+            return make(self._forced)
+        what = (purpose, width, dtype, device)
+        while True:
+            smaller = self._shrunk.get(what, 0)
+            tiles = shrunk(lookup(width, dtype, device), smaller)
+            try:
+                return make(tiles)
+            except triton.runtime.errors.OutOfResources:
+                if all(min(t.rows, t.keys) <= SMALLEST and t.stages == 1 for t in tiles[:3]):
+                    raise
+                self._shrunk[what] = smaller + 1
+
+    @contextmanager
+    def forced(self, tiles: TileSet) -> Iterator[None]:
+        """Within it every plan takes these tiles, and fails where they do not fit."""
+        before, self._forced = self._forced, tiles
+        try:
+            yield
+        finally:
+            self._forced = before
+
+
+TILES = FittingTiles()  # whose owner is this module: backward runs in threads of its own
+
+
+@functools.cache
+def lookup(
+    width: int, dtype: torch.dtype, device: torch.device, path: Path | None = None
+) -> TileSet:
+    """The tiles for heads up to `width`, from the user's file if it has them, else built in.
+
+    The file is the one at `path`, or tiles.json in the user's cache folder; it is read when a
+    GPU's tiles are first asked for, and not again.
+    """
+    if device.type != "cuda":  # Triton's interpreter
+        return INTERPRETED
+    gpu = gpu_of(device)
+    rows = read_all(path or default_path()).get(gpu_key(gpu.name, gpu.capability), {})
+    return tuned(width, dtype, rows) or built_in(width, dtype, gpu.capability, gpu.shared)
+
+
+def tuned(width: int, dtype: torch.dtype, rows: Rows) -> TileSet | None:
+    """The tiles of a measured row for this dtype and heads of at least this width, or None."""
+    sizes = rows.get(str(dtype).removeprefix("torch."), {})
+    size = min((size for size in sizes if width <= size), default=None)
+    if size is None:
+        return None
+    row = sizes[size]
+    forward, by_rows, by_keys = (Tiles(*row[part]) for part in PARTS)
+    return TileSet(forward, by_rows, by_keys, row["block"])
+
+
+def built_in(width: int, dtype: torch.dtype, capability: tuple[int, int], shared: int) -> TileSet:
+    """The row of this architecture, or the largest that its shared memory has room for.
+
+    float32 takes twice the room, so its tiles are one step smaller.
+    """
+    row = TABLE.get(capability)
+    if row is None:
+        fits = [entry for entry in TABLE.values() if entry.shared <= shared]
+        pick = max if fits else min
+        row = pick(fits or TABLE.values(), key=lambda entry: entry.shared)
+    tiles = row.sizes[min(size for size in row.sizes if width <= size)]
+    return shrunk(tiles, int(dtype == torch.float32))
+
+
+def shrunk(tiles: TileSet, times: int) -> TileSet:
+    """The same tiles, made smaller so many times."""
+    for _ in range(times):
+        forward, by_rows, by_keys, block = tiles
+        tiles = TileSet(
+            _smaller(forward), _smaller(by_rows), _smaller(by_keys), max(SMALLEST, block // 2)
+        )
+    return tiles
+
+
+def _smaller(tiles: Tiles) -> Tiles:
+    """One stage less, then half of the longer side."""
+    rows, keys, warps, stages = tiles
+    if stages > 1:
+        return Tiles(rows, keys, warps, stages - 1)
+    if rows >= keys:
+        return Tiles(max(SMALLEST, rows // 2), keys, min(warps, 4), 1)
+    return Tiles(rows, max(SMALLEST, keys // 2), min(warps, 4), 1)
+
+
+# The table's tiles are those of plain loops. Looking a bias up near the diagonal takes registers
+# and shared memory, and most where each row has numbers of its own; the functions below make the
+# tiles suit that. All of it was measured on one H200 (docs/LOG.md); elsewhere it costs speed.
+NEAR = 32  # keys a step near the diagonal, or rows in the key kernel
+SHORT, MIDDLE = 1024, 2048  # tokens: up to here programs have little to do each
+
+
+class TileKind(NamedTuple):
+    """What tiles depend on besides the GPU."""
+
+    d: int
+    n: int
+    by_row: bool  # rows have numbers of their own
+    near_alone: bool  # others do the far keys
+    causal: bool
+    sloped: bool
+
+
+def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
+    """Tiles, and keys a near step."""
+    near_rows = kind.near_alone and kind.by_row
+    if kind.near_alone or kind.by_row:
+        tiles = _at_most(tiles, 64, 32 if near_rows else 64)
+    elif kind.d <= 64 and (kind.causal or kind.sloped or kind.n <= MIDDLE):
+        tiles = _at_most(tiles, 64, 64)
+    if near_rows or (kind.near_alone and kind.d > 64):
+        tiles = tiles._replace(stages=min(tiles.stages, 2))
+        return tiles, tiles.keys
+    return tiles, min(tiles.keys, NEAR)
+
+
+def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
+    """Tiles, and keys a near step."""
+    if kind.by_row:
+        tiles = _at_most(tiles, 64, 32)
+        return tiles, min(tiles.keys, 16)
+    if kind.near_alone or kind.causal:  # half of a causal diagonal tile is for nothing
+        tiles = tiles._replace(rows=min(tiles.rows, 64))
+    if kind.n <= SHORT and kind.d <= 64:
+        tiles = _at_most(tiles, 64, 32)
+    return tiles, tiles.keys if kind.d > 64 else min(tiles.keys, NEAR)
+
+
+def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
+    """Tiles, and rows a near step."""
+    if kind.by_row or (kind.n <= SHORT and not kind.near_alone):
+        tiles = tiles._replace(rows=min(tiles.rows, 32))
+    if kind.near_alone and kind.d <= 64 and not kind.by_row:
+        tiles = tiles._replace(stages=1)
+    small = kind.near_alone or kind.by_row or kind.d > 64
+    return tiles, min(tiles.rows, NEAR) if small else tiles.rows
+
+
+def _at_most(tiles: Tiles, rows: int, keys: int) -> Tiles:
+    """With four warps, which is what so few rows are for."""
+    return tiles._replace(rows=min(tiles.rows, rows), keys=min(tiles.keys, keys), warps=4)
+
+
+# Decoding: few queries against many keys, which are shared out over programs.
+MOST_SHARES = 64
+OVERHEAD = 1e-4  # of one more share, whose results have to be merged
+
+
+class ShareTiles(NamedTuple):
+    """Keys of a tile, pipeline stages, and how many programs a multiprocessor holds."""
+
+    keys: int
+    stages: int
+    at_once: int
+
+
+# Measured on an H200, for heads up to 64 and up to 128.
+NARROW, WIDE = ShareTiles(64, 3, 4), ShareTiles(128, 2, 2)
+PLAIN = ShareTiles(64, 1, 2)  # wider heads, and float32
+
+
+def share_tiles(width: int, dtype: torch.dtype, most_keys: int, most_stages: int) -> ShareTiles:
+    """For heads of this width, no larger than a GPU has room for."""
+    tiles = NARROW if width <= 64 else WIDE
+    if dtype.itemsize > 2 or width > 128:
+        tiles = PLAIN
+    keys, stages = min(tiles.keys, most_keys), min(tiles.stages, most_stages)
+    return tiles._replace(keys=keys, stages=stages)
+
+
+def shares(n_k: int, key_heads: int, slots: int, tile: int) -> tuple[int, int]:
+    """How many shares, and keys of a share: as many as keep `slots` programs busy to the end."""
+    count = max(1, min(_even(key_heads, slots), n_k // (2 * tile)))
+    share = -(-n_k // (count * tile)) * tile
+    return -(-n_k // share), share
+
+
+@functools.cache
+def _even(heads: int, slots: int) -> int:
+    """The number of shares of a head for which rounds of `slots` programs waste the least."""
+
+    def cost(count: int) -> float:
+        rounds = -(-heads * count // slots)
+        return rounds / count + OVERHEAD * count
+
+    return min(range(1, MOST_SHARES + 1), key=cost)

@@ -1,0 +1,90 @@
+"""The style of all figures: colours, axes, titles and labels.
+
+They can be read in grey print and by the colour-blind.
+"""
+
+from collections.abc import Sequence
+from itertools import cycle
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from whence.analysis.json_result import Array
+
+INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
+BLUE, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#56b4e9", "#aa4499"
+SERIES = (  # a colour, a marker and a dash each, so that no line is told by colour alone
+    (BLUE, "o", "-"),
+    (ORANGE, "s", "--"),
+    (INK, "^", "-."),
+    (SKY, "D", ":"),
+    (PURPLE, "v", "-"),
+)
+INNER_PRODUCTS, ATTENTION = "inferno", "viridis"  # two maps, as they are two things
+
+
+def series() -> "cycle[tuple[str, str, str]]":
+    """Colour, marker and dash, without an end."""
+    return cycle(SERIES)
+
+
+def plain(axes: Axes, *, grid: bool = True) -> Axes:
+    """Two thin spines and small grey labels."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(AXIS)
+    axes.tick_params(labelsize=7, labelcolor=FAINT, color=AXIS, length=2, pad=2)
+    axes.xaxis.label.set(color=FAINT, fontsize=8)
+    axes.yaxis.label.set(color=FAINT, fontsize=8)
+    if grid:
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+    return axes
+
+
+def title(axes: Axes, text: str, detail: str = "") -> None:
+    """What it is in bold on the left, a number about it in grey on the right."""
+    axes.set_title(text, loc="left", fontsize=8.5, fontweight="bold", color=INK, pad=4)
+    axes.set_title(detail, loc="right", fontsize=7, color=FAINT, pad=4)
+
+
+def number(value: float, place: int = 0) -> str:
+    """Three digits, with a minus sign that is as wide as a plus."""
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def labels(names: Sequence[str], width: int = 30) -> list[str]:
+    """The last parts of the models' names, as many of them as it takes to tell the models apart.
+
+    >>> labels(["runs/a/checkpoint-5", "runs/b/checkpoint-5"])
+    ['a/checkpoint-5', 'b/checkpoint-5']
+    """
+    parts = [name.rstrip("/").split("/") for name in names]
+    for count in range(1, max(map(len, parts), default=1) + 1):
+        tails = ["/".join(part[-count:]) for part in parts]
+        if len(set(tails)) == len(set(names)):
+            break
+    return [_cut(tail, width) for tail in tails]
+
+
+def short(name: str, width: int = 30) -> str:
+    """The last part of a model's name, cut in its middle where it is long."""
+    return labels([name], width)[0]
+
+
+def _cut(name: str, width: int) -> str:
+    if len(name) <= width:
+        return name
+    half = (width - 1) // 2
+    return f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
+
+
+def inner_limits(lag: Array, *curves: Array) -> tuple[float, float]:
+    """Limits for the y axis from the inner 95% of the lags.
+
+    The outermost lags are means of a handful of cells, [CLS] among them, and can stand far off.
+    """
+    inside = np.abs(lag) <= 0.95 * np.abs(lag).max(initial=1)
+    values = np.concatenate([curve[inside] for curve in curves])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    room = 0.08 * (high - low) or 1.0
+    return low - room, high + room

@@ -1,0 +1,103 @@
+"""Native models on a GPU: through the fused kernels, in half precision, compiled, decoding."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from five_calls import (
+    Found,
+    errors_beyond,
+    fill_free_gpu_memory_with_nan,
+    five_steps,
+)
+from models import GREEDY, SIZES, VOCAB, causal, prompts
+from shaking import gain
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    # torch's own, from its inductor and from its tracing of an autograd function
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+NAMES = ["tisa:kernels=5+rope", "shaw", "t5", "alibi", "learned"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fused_kernels_train_it_as_the_definition_does(name: str) -> None:
+    options = {**WIDE, "max_position_embeddings": 512}
+    reference = causal(name, backend="reference", **options).cuda()
+    fused = causal(name, backend="fused", **options).cuda()
+    fused.load_state_dict(reference.state_dict())
+    ids = torch.randint(2, VOCAB, (2, 300), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[0, :100] = 0
+    for model in (reference, fused):
+        model.train()(ids, attention_mask=mask, labels=ids).loss.backward()
+    for a, b in zip(fused.parameters(), reference.parameters(), strict=True):
+        if b.grad is not None:
+            assert_close(a.grad, b.grad, rtol=1e-2, atol=1e-3 * b.grad.abs().max().item() + 1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_and_compiling_leave_the_loss_where_it_was(name: str) -> None:
+    torch.compiler.reset()
+    model = causal(name, **WIDE, max_position_embeddings=512).cuda().train()
+    ids = torch.randint(2, VOCAB, (2, 256), device="cuda")
+    plain = model(ids, labels=ids).loss
+    with torch.autocast("cuda", torch.bfloat16):
+        half = model(ids, labels=ids).loss
+        compiled = torch.compile(model)(ids, labels=ids).loss
+    half.backward()
+    compiled.backward()
+    assert_close(half, plain, rtol=2e-2, atol=2e-2)
+    assert_close(compiled, half, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("default")
+def test_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
+    name: str, mode: str
+) -> None:
+    torch.compiler.reset()
+    model = causal(name, **WIDE, max_position_embeddings=512).cuda().train()
+    compiled = torch.compile(model, mode=mode)
+
+    def gradients(forward: Callable[..., Any], ids: Tensor, half: bool) -> Found:
+        model.zero_grad(set_to_none=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = forward(ids, labels=ids).loss
+        loss.backward()
+        found = {key: p.grad / gain(key) for key, p in model.named_parameters() if p.requires_grad}
+        return {"out": loss.detach().clone(), **found}
+
+    def draw() -> Tensor:
+        fill_free_gpu_memory_with_nan()
+        return torch.randint(2, VOCAB, (2, 256), device="cuda")
+
+    outcomes = five_steps(
+        ours=lambda ids: gradients(compiled, ids, True),
+        plain=lambda ids: gradients(model, ids, True),
+        truth=lambda ids: gradients(model, ids, False),
+        draw=draw,
+    )
+    assert errors_beyond(outcomes, torch.bfloat16) == {}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "fire:threshold=3", "forget"])
+def test_it_decodes_on_the_gpu_as_on_the_cpu(name: str) -> None:
+    model = causal(name, **SIZES)
+    _, ids, mask = prompts()
+    arguments = {"max_new_tokens": 5, **GREEDY}
+    wanted = model.generate(ids, attention_mask=mask, **arguments)
+    model.cuda()
+    for cache in ({}, {"cache_implementation": "static"}, {"num_beams": 1, "use_cache": False}):
+        found = model.generate(ids.cuda(), attention_mask=mask.cuda(), **arguments, **cache)
+        assert_close(found.cpu(), wanted)

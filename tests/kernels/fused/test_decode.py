@@ -1,0 +1,181 @@
+"""Few queries against many keys: shares of the keys, merged, equal the definition."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from five_calls import DECODING, Sizes, errors_beyond, five_calls, nan_in_empty_memory
+from whence import LagBias, LagValues, Line, Mask, attend, build
+
+__all__ = ["nan_in_empty_memory"]
+pytestmark = [
+    pytest.mark.triton,
+    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+    from whence.kernels import triton_decode
+
+    monkeypatch.setattr(triton_decode, "LEAST", 32)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from whence.kernels import triton_launch
+
+    calls: list[int] = []
+    decode = triton_launch.decode
+
+    def counting(*args: object, **options: object) -> None:
+        calls.append(1)
+        decode(*args, **options)
+
+    monkeypatch.setattr(triton_launch, "decode", counting)
+    return calls
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_output_and_every_gradient_equal_the_definition(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch)
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    b, h_kv, groups = choose.choice([1, 2]), choose.choice([1, 2]), choose.choice([1, 3])
+    h, n_q, n_k = h_kv * groups, choose.choice([1, 2, 5]), choose.choice([33, 64, 131])
+    d, reach = choose.choice([16, 24]), choose.choice([0, 4, 40])
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, requires_grad=True)
+
+    q, k, v = leaf(b, h, n_q, d), leaf(b, h_kv, n_k, d), leaf(b, h_kv, n_k, d)
+    axes = (choose.choice([1, b]), h, choose.choice([1, n_q]))
+    band = leaf(*axes, 2 * reach + 1)
+    lines = [leaf(*axes) if choose.random() < 0.5 else None for _ in range(4)]
+    table = leaf(choose.choice([1, h]), 2 * choose.choice([0, 6]) + 1, d)
+    values = choose.random() < 0.5
+    mask = choose.choice([None, torch.rand(b, n_k) > 0.3])
+    options = {
+        "mask": mask,
+        "causal": choose.random() < 0.7,
+        "window": choose.choice([None, None, 20, (7, None)]),
+        "q_start": choose.choice([None, None, 3]),
+    }
+    leaves = [x for x in (q, k, v, band, *lines, *([table] if values else [])) if x is not None]
+
+    def run(backend: str) -> list[Tensor]:
+        bias = LagBias(band, Line(lines[0], lines[1]), Line(lines[2], lines[3]))
+        out = attend(
+            *(q, k, v),
+            bias=bias,
+            values=LagValues(table) if values else None,
+            backend=backend,
+            **options,
+        )
+        torch.manual_seed(1)
+        found = torch.autograd.grad(out, leaves, torch.randn_like(out), allow_unused=True)
+        return [out, *(torch.zeros(()) if x is None else x for x in found)]
+
+    for found, wanted in zip(run("fused"), run("reference"), strict=True):
+        torch.testing.assert_close(found, wanted.expand_as(found), rtol=2e-4, atol=3e-5)
+    assert calls == [1]
+
+
+def test_packed_segments_and_low_rank_terms_decode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
+    segments = Mask(segments=(torch.tensor([[0, 1, 1]]), torch.arange(50)[None] // 25))
+    wanted = attend(q, k, v, mask=segments, backend="reference")
+    torch.testing.assert_close(attend(q, k, v, mask=segments, backend="fused"), wanted)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "shaw:clip=3", "kerple+rope"])
+def test_a_step_of_a_method_equals_the_last_row_of_the_whole(spec: str) -> None:
+    from whence.nn import positioned_attention
+
+    torch.manual_seed(0)
+    method = build(spec, n_heads=2, d_head=16, causal=True)
+    q, k, v = (torch.randn(1, 2, 60, 16) for _ in range(3))
+    whole = positioned_attention(method, q, k, v, causal=True, backend="reference")
+    last = positioned_attention(method, q[:, :, -1:], k, v, causal=True, backend="fused")
+    torch.testing.assert_close(last, whole[:, :, -1:], rtol=1e-4, atol=1e-5)
+
+
+def test_shares_cover_all_keys_and_none_twice() -> None:
+    from whence.kernels.triton_decode import shares
+
+    for n_k in (1, 127, 128, 1000, 32768, 100_001):
+        for heads in (1, 12, 500):
+            count, share = shares(n_k, heads, 132, 128)
+            assert share % 128 == 0
+            assert (count - 1) * share < n_k <= count * share
+            assert count <= 64
+
+
+def test_tiles_of_a_decoder_shrink_with_those_that_fit() -> None:
+    from types import SimpleNamespace
+
+    from whence.kernels.triton_decode import NARROW, WIDE, tiles_of
+
+    def half(width: int, keys: int, stages: int) -> tuple[int, ...]:
+        q = SimpleNamespace(is_cuda=True, element_size=lambda: 2)
+        return tuple(tiles_of(width, q, keys, stages))  # type: ignore[arg-type]
+
+    assert half(64, 128, 3) == tuple(NARROW)
+    assert half(128, 128, 3) == tuple(WIDE)
+    assert half(128, 32, 1)[:2] == (32, 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("n_q", [1, 3])
+@pytest.mark.parametrize("reach", [5, 150])
+def test_without_gradients_a_share_makes_its_own_part_of_a_curve(
+    groups: int, n_q: int, reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels import triton_decode
+    from whence.lag import CurveBias
+    from whence.methods.tisa_kernel import CURVE
+
+    given = []
+    launched = triton_decode.launch
+
+    def launch(kernel: Any, *rest: Any, **options: Any) -> None:
+        given.append(options.get("CURVE"))
+        launched(kernel, *rest, **options)
+
+    monkeypatch.setattr(triton_decode, "launch", launch)
+    torch.manual_seed(0)
+    method = build("tisa", n_heads=2 * groups, d_head=16)
+    for causal in (False, True):
+        q = torch.randn(2, 2 * groups, n_q, 16)
+        k, v = (torch.randn(2, 2, 139, 16) for _ in range(2))
+        for recorded in (False, True):
+            with torch.set_grad_enabled(recorded):
+                bias = CurveBias(CURVE, reach, *method.parameters())
+                found, wanted = (
+                    attend(q, k, v, bias=bias, causal=causal, backend=backend)
+                    for backend in ("fused", "reference")
+                )
+            torch.testing.assert_close(found, wanted)
+    assert given == [True, None, False, None] * 2
+
+
+QUICK = ("tisa for 3 of a cache", "shaw:clip=3 for 1 of a cache")  # the rest have simpler bands
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in DECODING],
+)
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_the_first_and_the_fifth_call_are_as_exact_as_pytorch(case: str) -> None:
+    sizes = Sizes(40, batch=1, heads=2, d_head=16, dtype=torch.float32, device="cpu")
+    assert errors_beyond(five_calls(DECODING[case], sizes), sizes.dtype) == {}

@@ -1,0 +1,352 @@
+"""The fused backend's kernels and the order of their launches, against the definition.
+
+A plan that launches at once stands in for the one that records; Triton's interpreter runs the kernels.
+"""
+
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import LagBias, LagValues, Line, Mask, attend
+from whence.lag import QueryBias
+from whence.methods.tisa import Tisa
+
+pytestmark = [
+    pytest.mark.triton,
+    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    """Memory that nobody wrote holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Immediate:
+    """A plan that does everything at once, with tensors for slots."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Tensor:
+        if tokens:
+            b, h, n, d = shape
+            return torch.empty(b, n, h, d, dtype=dtype).transpose(1, 2)
+        return torch.empty(*shape, dtype=dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    def summed(self, slot: Tensor, shape: Sequence[int]) -> Tensor:
+        return slot.sum_to_size(*shape)
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        *groups: object,
+        warps: int = 4,
+        stages: int = 3,
+        side: bool = False,
+        **constants: object,
+    ) -> None:
+        self.launched.append(kernel.fn.__name__)
+        kernel[grid](*groups, num_warps=warps, num_stages=stages, **constants)
+
+
+def launched(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    inputs: dict[str, Tensor | None],
+    *,
+    product: Any = None,
+    curve: Any = None,
+    far: Any = None,
+    far_gradients: Any = None,
+    wanted: tuple[bool, ...] = (True, True, True, True),
+    **numbers: Any,
+) -> tuple[Tensor, Any, list[str]]:
+    """The output, the gradients of (out * weight).sum(), and the names of the kernels."""
+    from whence.kernels.fused.inputs import Inputs, Numbers, Wanted
+    from whence.kernels.fused.launch import backward, forward
+    from whence.kernels.fused.tiles import Tiles, TileSet
+
+    plan, tiles = Immediate(), Tiles(16, 16, 1, 1)
+    defaults = {"q_start": 0, "before": -1, "after": -1, "dropout": 0.0, "slopes": False}
+    defaults |= {"scale": q.shape[-1] ** -0.5, "far": 0 if far is None else far.start}
+    both = {**defaults, **numbers}
+    parts = {name: None if x is None else x.detach() for name, x in inputs.items()}
+    call = (Inputs(**parts), Numbers(**both), far)
+    q, k, v = q.detach(), k.detach(), v.detach()
+    kept = forward(plan, q, k, v, *call, tiles, product, curve)
+    grads = backward(
+        *(plan, weight, q, k, v, kept, *call, TileSet(tiles, tiles, tiles, 16)),
+        *(Wanted(*wanted), far_gradients, product, curve),
+    )
+    return kept.out, grads, plan.launched
+
+
+def assert_equal(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert a is not None
+        b = torch.zeros_like(a) if b is None else b
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def defined(
+    q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor], **options: Any
+) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
+    """The definition's output, a weight of its cells, and gradients of the weighted sum."""
+    out = attend(q, k, v, **options, backend="reference")
+    weight = torch.randn_like(out)
+    return out, weight, torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
+    torch.manual_seed(seed)
+    pick = random.Random(seed).choice
+    b, kv_heads, groups = pick([1, 2]), pick([1, 2]), pick([1, 2])
+    h, n_k, d = kv_heads * groups, pick([17, 33, 48]), pick([4, 16, 24])
+    n_q, d_v, start = pick([1, n_k, 7]), pick([d, 16]), pick([0, 0, 2])
+    q = leaf(b, n_q, h, d).transpose(1, 2) if pick([True, False]) else leaf(b, h, n_q, d)
+    k, v = leaf(b, kv_heads, n_k, d), leaf(b, kv_heads, n_k, d_v)
+    axes, reach = (pick([1, b]), pick([1, h]), pick([1, n_q])), pick([0, 3, 9, 20])
+    inputs: dict[str, Tensor | None] = {}
+    bias, slopes = None, pick([True, False])
+    kind = ["band", "extent", "tails", "none"][seed % 4]
+    if kind == "extent":  # nothing beyond lag 4
+        near = (torch.arange(-reach, reach + 1).abs() <= 4).float()
+        inputs["band"] = (leaf(1, h, 1, 2 * reach + 1) * near).detach().requires_grad_()
+        inputs["extent"] = torch.full((h,), min(4, reach), dtype=torch.int32)
+        bias = LagBias(inputs["band"], Line(), Line(), inputs["extent"])
+    elif kind != "none":
+        inputs["band"] = leaf(*axes, 2 * reach + 1)
+        bias = LagBias(inputs["band"], Line(), Line())
+    if kind == "tails":
+        inputs["tails"] = tails = leaf(4, *axes)
+        with torch.no_grad():
+            tails[1::2] *= slopes
+        lines = [Line(tails[i], tails[i + 1] if slopes else None) for i in (0, 2)]
+        bias = LagBias(inputs["band"], *lines)
+    values = None
+    if pick([True, False]):
+        inputs["table"] = leaf(pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v)
+        values = LagValues(inputs["table"])
+    mask, choice = None, pick(["none", "keys", "segments"])
+    if choice == "keys":
+        mask = torch.rand(b, n_k) > 0.3
+        inputs["keys"] = mask.to(torch.uint8)
+    elif choice == "segments":
+        segments = (torch.arange(n_q)[None] // 5, torch.arange(n_k)[None] // 5)
+        mask = Mask(segments=segments)
+        inputs["q_segment"], inputs["k_segment"] = (x.to(torch.int32) for x in segments)
+    causal, before = pick([True, False]), pick([-1, -1, 3])
+    options = {
+        "bias": bias,
+        "values": values,
+        "mask": mask,
+        "causal": causal,
+        "window": None if before < 0 else (before, None),
+        "q_start": start,
+    }
+    names = [name for name in ("band", "tails", "table") if name in inputs]
+    leaves = [q, k, v, *[inputs[name] for name in names]]
+    out, weight, wanted = defined(q, k, v, leaves, **options)
+    numbers = {"q_start": start, "before": before, "after": 0 if causal else -1}
+    found, grads, _ = launched(
+        q, k, v, weight, inputs, slopes=kind == "tails" and slopes, **numbers
+    )
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    given = [grads.q, grads.k, grads.v, *[getattr(grads, name) for name in names]]
+    if kind == "tails" and not slopes:  # the definition has no slope to take a gradient of
+        place = 3 + names.index("tails")
+        given[place] = torch.stack([given[place][i] * (i % 2 == 0) for i in range(4)])
+    if kind == "extent":  # the definition knows the cells beyond the extent too
+        wanted = [x if i != 3 or x is None else x * near for i, x in enumerate(wanted)]
+        given[3] = given[3] * near
+    assert_equal(given, wanted)
+
+
+def test_gradients_that_are_not_wanted_take_no_launch() -> None:
+    q, k, v = (leaf(1, 2, 33, 16) for _ in range(3))
+    slope = torch.tensor([-0.5, -0.25])
+    out, weight, wanted = defined(q, k, v, [q, k, v], bias=LagBias.line(slope), causal=True)
+    tails = torch.zeros(4, 1, 2, 1)
+    tails[1, 0, :, 0] = tails[3, 0, :, 0] = slope
+    inputs = {"band": torch.zeros(1, 1, 1, 1), "tails": tails}
+    found, grads, kernels = launched(
+        *(q, k, v, weight, inputs), slopes=True, after=0, wanted=(False, False)
+    )
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    assert_equal(grads[:3], wanted)
+    assert kernels == ["head_layout_kernel", "forward_kernel", "query_kernel", "key_kernel"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("width", [1, 5, 65])
+def test_a_product_s_factors_have_gradients(own: bool, per_head: bool, width: int) -> None:
+    from whence.kernels.fused.inputs import Product
+
+    q, k, v = (leaf(2, 2, 19, 16) for _ in range(3))
+    query = leaf(2, 2, 19, 24) if own else q
+    table = leaf(2 if per_head else 1, width, query.shape[-1])
+    values = leaf(1, 5, 16)
+    leaves = [q, k, v, table, values, *([query] if own else [])]
+    bias = QueryBias(query, table, scale=0.3)
+    out, weight, wanted = defined(q, k, v, leaves, bias=bias, values=LagValues(values))
+    product = Product(0.3, query.detach() if own else None, table.detach())
+    some = width > 1
+    found, grads, _ = launched(
+        *(q, k, v, weight, {"table": values}), product=product, wanted=(some, some, True, True)
+    )
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    given = (*grads[:3], grads.factor, grads.table, *([grads.query] if own else []))
+    assert_equal(given, wanted)
+
+
+@pytest.mark.parametrize("n_q", [1, 3, 40])
+def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.kernels.fused import inputs
+
+    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
+    method = Tisa(4, kernels=3, start="released")
+    q, k, v = leaf(1, 4, n_q, 16), leaf(1, 2, 40, 16), leaf(1, 2, 40, 16)
+    parameters = list(method.parameters())
+    reach = 39
+    band = method.curve(torch.arange(-reach, reach + 1))[None, :, None]
+    bias = LagBias(band, Line(), Line())
+    out, weight, wanted = defined(
+        *(q, k, v, [q, k, v, *parameters]), bias=bias, causal=True, q_start=40 - n_q
+    )
+    made = inputs.CurveBand("gaussians", reach, [x.detach() for x in parameters])
+    found, grads, kernels = launched(*(q, k, v, weight, {}), curve=made, after=0, q_start=40 - n_q)
+    assert ("share_kernel" in kernels) == (n_q < 40)
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    assert_equal([*grads[:3], *grads.parameters], wanted)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("kind", ["shared", "per row"])
+@pytest.mark.parametrize("n_q", [1, 3])
+def test_few_queries_share_out_the_keys(
+    n_q: int, kind: str, by_token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels.fused import inputs as few
+
+    monkeypatch.setattr(few, "MANY_KEYS", 32)
+    q = leaf(1, n_q, 4, 16).transpose(1, 2) if by_token else leaf(1, 4, n_q, 16)
+    k, v = leaf(1, 2, 67, 16), leaf(1, 2, 67, 24)
+    axes = (1, 4, n_q) if kind == "per row" else (1, 4, 1)
+    band, tails, table = leaf(*axes, 9), leaf(4, *axes), leaf(1, 5, 24)
+    bias = LagBias(band, Line(tails[0], tails[1]), Line(tails[2], tails[3]))
+    start, keys = 67 - n_q, torch.rand(1, 67) > 0.3
+    options = {"bias": bias, "values": LagValues(table), "mask": keys, "causal": True}
+    leaves = [q, k, v, band, tails, table]
+    out, weight, wanted = defined(q, k, v, leaves, **options, q_start=start)
+    inputs = {"band": band, "tails": tails, "table": table, "keys": keys.to(torch.uint8)}
+    found, grads, kernels = launched(q, k, v, weight, inputs, slopes=True, after=0, q_start=start)
+    assert kernels[:2] == ["share_kernel", "merge_kernel"]
+    assert (found.transpose(1, 2) if by_token else found).is_contiguous()
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    assert_equal([*grads[:3], grads.band, grads.tails, grads.table], wanted)
+
+
+def test_dropout_is_the_same_in_backward_and_for_the_table() -> None:
+    n, p = 24, 0.4
+    q, k = leaf(1, 2, n, 16), leaf(1, 2, n, 16)
+    eye = torch.eye(n).expand(1, 2, n, n).contiguous()
+    table, weight = leaf(2, 5, n), torch.randn(1, 2, n, n)
+    seed = {"seed": torch.tensor(3)}
+    plain = attend(q, k, eye, backend="reference")
+    dropped, _, _ = launched(q, k, eye, weight, seed, dropout=p)
+    keep = (dropped / plain).detach()
+    assert abs((keep == 0).float().mean().item() - p) < 0.05
+    found, grads, _ = launched(q, k, eye, weight, {"table": table, **seed}, dropout=p)
+    lag = torch.arange(n)[None] - torch.arange(n)[:, None]
+    weights = plain * keep
+    of_table = torch.einsum("bhqk,hqkd->bhqd", weights, table[:, lag.clamp(-2, 2) + 2])
+    out = weights + of_table
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    wanted = torch.autograd.grad((out * weight).sum(), [q, k, table])
+    assert_equal([grads.q, grads.k, grads.table], wanted)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_far_keys_may_be_attended_to_elsewhere(causal: bool, by_row: bool) -> None:
+    from whence.kernels.fused.inputs import Far, FarGradients
+
+    b, h, n, d, start = 1, 2, 40, 16, 5
+    q, k, v = (leaf(b, h, n, d) for _ in range(3))
+    band = leaf(1, h, n if by_row else 1, 2 * start - 1)
+    tails = leaf(4, 1, h, n if by_row else 1)
+    bias = LagBias(band, Line(tails[0]), Line(tails[2]))
+    leaves = [q, k, v, band, tails]
+    out, weight, wanted = defined(q, k, v, leaves, bias=bias, causal=causal)
+    lag = torch.arange(n)[None] - torch.arange(n)[:, None]
+    scale, m = d**-0.5, n - start
+    plain = q @ k.transpose(-1, -2) * scale
+    logits = plain + bias.to_dense(torch.arange(n), torch.arange(n))
+    logits = logits.masked_fill(lag > 0, -torch.inf) if causal else logits
+    weights = logits.softmax(-1)
+    delta = (out * weight).sum(-1, keepdim=True)
+    d_logits = weights * (weight @ v.transpose(-1, -2) - delta)
+
+    def side(there: Tensor) -> tuple[Tensor, ...]:
+        part = plain.masked_fill(~there, -torch.inf)
+        lse = part.logsumexp(-1)
+        far_out = (part - lse.nan_to_num(neginf=0.0)[..., None]).exp() @ v
+        d_far, w_far = d_logits * there, weights * there
+        d_q, d_k = d_far @ k * scale, d_far.transpose(-1, -2) @ q * scale
+        return tuple(x.detach() for x in (far_out, lse, d_q, d_k, w_far.transpose(-1, -2) @ weight))
+
+    far_out, lse, d_q, d_k, d_v = side(lag <= -start)
+    left = far_out[:, :, start:], lse[:, :, start:], d_q[:, :, start:], d_k[:, :, :m], d_v[:, :, :m]
+    left = tuple(x.contiguous() for x in left)
+    right: tuple[Any, ...] = (None,) * 5
+    if not causal:
+        far_out, lse, d_q, d_k, d_v = side(lag >= start)
+        right = (
+            far_out[:, :, :m],
+            lse[:, :, :m],
+            d_q[:, :, :m],
+            d_k[:, :, start:],
+            d_v[:, :, start:],
+        )
+        right = tuple(x.flip(2).contiguous() for x in right)
+    found, grads, _ = launched(
+        *(q, k, v, weight, {"band": band, "tails": tails}),
+        before=start - 1,
+        after=0 if causal else start - 1,
+        far=Far(start, *left[:2], *right[:2]),
+        far_gradients=FarGradients(left[2:], None if causal else right[2:]),
+    )
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    given = torch.stack([grads.tails[i] * (i % 2 == 0) for i in range(4)])
+    assert_equal([*grads[:3], grads.band, given], wanted)
