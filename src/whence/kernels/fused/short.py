@@ -1,0 +1,361 @@
+"""Launches for short sequences: one kernel forward, one backward, and sums over the batch.
+
+`plan` is the builder of the fused backend. Nothing here touches data: tensors and slots are asked
+for their shape, strides and dtype alone.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.short import (
+    HeadGradients,
+    Operands,
+    Parts,
+    Short,
+    short_backward_kernel,
+    short_band_kernel,
+    short_forward_kernel,
+    short_table_kernel,
+    short_tails_kernel,
+)
+from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
+
+LONGEST = 128  # queries, keys and columns of a head
+MOST_LAGS = 64  # of a table's lags that a call can see
+
+
+class ShortCall(NamedTuple):
+    """A call besides q, k and v."""
+
+    band: Any  # laid out, float32 [b|1, h|1, 1, 2 * edge + 1]; None without a band
+    product: Product | None  # its query is the q of the attention: None
+    inputs: Inputs  # its band and tails are read for their shapes alone
+    numbers: Numbers
+
+
+class Cut(NamedTuple):
+    """How a kernel is cut: rows of a tile, which holds all keys, and sequences of a program."""
+
+    rows: int
+    warps: int
+    run: int = 1
+    stages: int = 1  # of the loop over the sequences
+
+
+def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
+    """Whether these kernels cover a call.
+
+    They cover up to 128 queries, keys and columns of a head (in float32, 64 columns where there
+    are more than 64 queries or keys); no band, or one that all rows share and that is laid out for
+    every lag of the tile, or the product of q itself and a table; a value table; any padding,
+    segments, window, q_start, dropout and grouped heads. Of a table, a call may see 64 lags.
+    """
+    n_q, n_k, numbers = q.shape[2], k.shape[2], call.numbers
+    longest, widest = max(n_q, n_k), max(q.shape[3], v.shape[3])
+    if max(longest, widest) > LONGEST or numbers.far:
+        return False
+    if call.product is not None and call.product.query is not None:
+        return False
+    if q.dtype == torch.float32 and longest > 64 and widest > 64:
+        return False
+    lags = [x.shape[1] // 2 for x in _tables(call) if x is not None]
+    if any(_used(reach, numbers) > MOST_LAGS for reach in lags):
+        return False
+    if call.band is None:
+        return True
+    edge = call.band.shape[-1] // 2
+    laid_out = max(16, _padded(longest, 16)) - 1 + abs(numbers.q_start) <= edge
+    return bool(call.product is None and call.band.shape[2] == 1 and laid_out)
+
+
+def forward(
+    plan: Any, q: Any, k: Any, v: Any, call: ShortCall, *, tokens: bool, cut: Cut | None = None
+) -> Any:
+    """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
+    (b, h, n_q, _), n_k = q.shape, k.shape[2]
+    cut = forward_cut(q, n_k, dropout=call.numbers.dropout > 0) if cut is None else cut
+    tile, sizes = _tile(cut, n_q, n_k), _sizes(q, k, call)
+    out = plan.empty((b, h, n_q, v.shape[3]), q.dtype, tokens=tokens)
+    plan.launch(
+        short_forward_kernel,
+        (b * h, _ceil(n_q, tile.ROWS)),
+        *(_operands(q, k, v, call), out),
+        *a.scalars(sizes),
+        warps=cut.warps,
+        stages=1,
+        KIND=_kind(q, k, v, call, tokens),
+        TILE=tile,
+        SHORT=_short(call, 1, 1, diagonals=False, d_factor=False),
+    )
+    return out
+
+
+def backward(
+    plan: Any,
+    d_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    call: ShortCall,
+    wanted: Wanted,
+    *,
+    tokens: bool,
+    cut: Cut | None = None,
+) -> Gradients:
+    """Gradients of q, k, v and what is wanted, from the inputs alone."""
+    (b, h, n_q, _), n_k = q.shape, k.shape[2]
+    cut = backward_cut(q, n_k, tables=_tables(call) != (None, None)) if cut is None else cut
+    tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
+    run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
+    factor, table = _tables(call)
+    diagonals = call.band is not None and (wanted.band or wanted.tails)
+    d_factor = factor is not None and wanted.factor
+    d_q, d_k, d_v = (plan.empty(tuple(x.shape), x.dtype, tokens=tokens) for x in (q, k, v))
+
+    def part(there: bool, *shape: int) -> Any:
+        return plan.empty((b // run, h, blocks, *shape), torch.float32) if there else None
+
+    parts = Parts(
+        part(diagonals, 2 * tile.KEYS),
+        part(d_factor, _used(_reach(factor), call.numbers), q.shape[3]),
+        part(table is not None, _used(_reach(table), call.numbers), v.shape[3]),
+    )
+    sizes = _sizes(q, k, call)
+    plan.launch(
+        short_backward_kernel,
+        (b // run * k.shape[1],),
+        *(_operands(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
+        *a.scalars(sizes),
+        warps=cut.warps,
+        stages=cut.stages,
+        KIND=_kind(q, k, v, call, tokens),
+        TILE=tile._replace(STAGES=cut.stages),
+        SHORT=_short(call, blocks, run, diagonals=diagonals, d_factor=d_factor),
+    )
+    band, tails = call.inputs.band, call.inputs.tails
+    d_band, d_tails = None, None
+    if diagonals and wanted.band:
+        d_band = _band_gradient(plan, parts, band, sizes, tile)
+    if diagonals and wanted.tails and tails is not None:
+        d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
+    of_factor = _table_gradient(plan, parts.factor, factor) if d_factor else None
+    of_table = _table_gradient(plan, parts.table, table) if table is not None else None
+    return Gradients(d_q, d_k, d_v, band=d_band, tails=d_tails, factor=of_factor, table=of_table)
+
+
+def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
+    """[b|1, h|1, 1, lag] from the sums of diagonals."""
+    (runs, h, blocks, _), lags = parts.diagonals.shape, 32
+    bands, width = band.shape[0], band.shape[-1]
+    d_band = plan.empty((bands, h, 1, width), torch.float32)
+    plan.launch(
+        short_band_kernel,
+        (_ceil(width, lags), bands * h),
+        *(parts.diagonals, d_band, runs // bands, *a.scalars(sizes)),
+        warps=4,
+        stages=1,
+        TILE=tile,
+        ROW_BLOCKS=blocks,
+        LAGS=lags,
+        BATCHES=_batches(runs // bands, lags),
+    )
+    return plan.summed(d_band, tuple(band.shape))
+
+
+def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
+    """[4, b|1, h|1, 1] from the sums of diagonals."""
+    (runs, h, blocks, _), count = parts.diagonals.shape, tails.shape[1]
+    lags = 2 * max(tile.KEYS, blocks * tile.ROWS)
+    d_tails = plan.empty((4, count, h, 1), torch.float32)
+    plan.launch(
+        short_tails_kernel,
+        (count * h,),
+        *(parts.diagonals, d_tails, runs // count, *a.scalars(sizes)),
+        warps=4,
+        stages=1,
+        TILE=tile,
+        ROW_BLOCKS=blocks,
+        LAGS=lags,
+        BATCHES=_batches(runs // count, lags),
+    )
+    return plan.summed(d_tails, tuple(tails.shape))
+
+
+def _table_gradient(plan: Any, parts: Any, table: Any) -> Any:
+    """[h|1, lag, d] from the programs' terms, which have zeros for the lags that nobody saw."""
+    (runs, h, blocks, used, d), width, cells = parts.shape, table.shape[1], 64
+    d_table = plan.empty((h, width, d), torch.float32)
+    plan.launch(
+        short_table_kernel,
+        (_ceil(width * d, cells), h),
+        *(parts, d_table, runs, h, used, width),
+        warps=4,
+        stages=1,
+        ROW_BLOCKS=blocks,
+        D=d,
+        CELLS=cells,
+        BATCHES=_batches(runs * blocks, cells),
+    )
+    return plan.summed(d_table, tuple(table.shape))
+
+
+def _batches(batches: int, lags: int) -> int:
+    """Sequences that a program adds at once: a tile of at most 2048 numbers."""
+    return min(2048 // lags, _padded(batches, 1))
+
+
+def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
+    """Two programs of 64 rows keep more of the machine busy than one of 128.
+
+    The random numbers of dropout take registers: then a program has 32 rows of more than 64 keys.
+    """
+    keys = _padded(n_k, 16)
+    rows = min(32 if dropout and keys > 64 else 64, _padded(q.shape[2], 16))
+    if q.dtype == torch.float32:  # without tensor cores a thread holds more: fewer rows
+        rows = min(rows, 16 if keys > 64 else 32)
+        return Cut(rows, 8 if keys > 32 else 4)
+    return Cut(rows, _warps(rows * keys))
+
+
+def backward_cut(q: Any, n_k: int, *, tables: bool) -> Cut:
+    """One block of rows, so that dK and dV are one product each; `tables` need more registers."""
+    rows, keys = _padded(q.shape[2], 16), _padded(n_k, 16)
+    if q.dtype == torch.float32:
+        rows = min(rows, 16 if keys > 32 else 32)
+        return Cut(rows, 8 if keys > 32 else 4)
+    warps = max(4 if tables else 1, _warps(rows * keys))
+    return Cut(rows, warps, run=4 if keys <= 16 else 2 if keys <= 32 else 1)
+
+
+def _warps(cells: int) -> int:
+    return 8 if cells > 8192 else 4 if cells > 2048 else 2 if cells > 512 else 1
+
+
+def _run(cut: Cut, b: int, call: ShortCall) -> int:
+    """Sequences of a program, which share a band and tails, and of which every program has all."""
+    batches = max(x.shape[axis] for x, axis in _batched(call)) if _batched(call) else 1
+    return math.gcd(cut.run, b // batches)
+
+
+def _batched(call: ShortCall) -> list[tuple[Any, int]]:
+    pairs = [(call.inputs.band, 0), (call.inputs.tails, 1)]
+    return [(x, axis) for x, axis in pairs if call.band is not None and x is not None]
+
+
+def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
+    """All keys, and never more rows than keys, for the sums of diagonals."""
+    keys = max(cut.rows, _padded(n_k, 16))
+    return a.Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
+
+
+def _short(call: ShortCall, blocks: int, run: int, *, diagonals: bool, d_factor: bool) -> Short:
+    factor, table = (
+        0 if x is None else _padded(_used(_reach(x), call.numbers), 16) for x in _tables(call)
+    )
+    return Short(blocks, run, factor, table, diagonals, d_factor)
+
+
+def _tables(call: ShortCall) -> tuple[Any, Any]:
+    """The key table and the value table."""
+    return None if call.product is None else call.product.table, call.inputs.table
+
+
+def _reach(table: Any) -> int:
+    return 0 if table is None else int(table.shape[1]) // 2
+
+
+def _used(reach: int, numbers: Numbers) -> int:
+    """How many lags of a table a call can see."""
+    return reach + 1 if numbers.after == 0 else 2 * reach + 1
+
+
+def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
+    inputs, (factor, table) = call.inputs, _tables(call)
+    scale = 1.0 if call.product is None else call.product.scale
+    product = a.Product(a.Rows(None, 0, 0, 0), _table(factor), scale)
+    return Operands(
+        *(_rows(q), _rows(k), _rows(v), _bias(call.band), product),
+        *(_table(table), _visible(inputs), inputs.seed),
+    )
+
+
+def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
+    inputs, numbers, (factor, table) = call.inputs, call.numbers, _tables(call)
+    reach = _reach(factor) if inputs.band is None else inputs.band.shape[-1] // 2
+    return a.Sizes(
+        n_q=q.shape[2],
+        n_k=k.shape[2],
+        q_start=numbers.q_start,
+        reach=reach,
+        edge=0 if call.band is None else call.band.shape[-1] // 2,
+        n_heads=q.shape[1],
+        value_reach=_reach(table),
+        before=numbers.before,
+        after=numbers.after,
+        far_start=0,
+        scale=numbers.scale,
+        dropout=numbers.dropout,
+    )
+
+
+def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
+    d, d_v, inputs, numbers = q.shape[3], v.shape[3], call.inputs, call.numbers
+    return a.Kind(
+        D=d,
+        D_V=d_v,
+        BLOCK_D=_padded(d, 16),
+        BLOCK_DV=_padded(d_v, 16),
+        GROUPS=q.shape[1] // k.shape[1],
+        BAND=call.band is not None,
+        RAW_BAND=False,
+        EXTENT=False,
+        TAILS=False,
+        SLOPES=False,
+        PER_ROW=False,
+        VALUES=inputs.table is not None,
+        BEFORE=numbers.before >= 0,
+        AFTER=numbers.after >= 0,
+        CAUSAL=numbers.after == 0,
+        KEYS=inputs.keys is not None,
+        SEGMENTS=inputs.q_segment is not None,
+        DROPOUT=numbers.dropout > 0,
+        FAR=False,
+        TOKENS=tokens,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        EXACT="ieee" if q.dtype == torch.float32 else "tf32x3",
+    )
+
+
+def _rows(x: Any) -> a.Rows:
+    return a.Rows(x, *x.stride()[:3])
+
+
+def _bias(band: Any) -> a.Bias:
+    band_b, band_h = (0, 0) if band is None else _shared(band, 0, 1)
+    return a.Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
+
+
+def _table(table: Any) -> a.Table:
+    return a.Table(None, 0) if table is None else a.Table(table, _shared(table, 0)[0])
+
+
+def _visible(inputs: Inputs) -> a.Visible:
+    keys, q_segment, k_segment = inputs.keys, inputs.q_segment, inputs.k_segment
+    strides = [0 if x is None else _shared(x, 0)[0] for x in (keys, q_segment, k_segment)]
+    return a.Visible(keys, q_segment, k_segment, *strides)
+
+
+def _shared(x: Any, *axes: int) -> tuple[int, ...]:
+    """The strides of these axes, 0 where an axis of size 1 broadcasts."""
+    return tuple(0 if x.shape[axis] == 1 else x.stride(axis) for axis in axes)
+
+
+def _padded(n: int, least: int) -> int:
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def _ceil(n: int, size: int) -> int:
+    return -(-n // size)  # triton.cdiv costs ten times as much

@@ -1,0 +1,228 @@
+"""The kernels for short sequences in Triton's interpreter, beside the definition of attention."""
+
+import os
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import LagBias, LagValues, Line, Mask, attend
+from whence.kernels.fused.inputs import Inputs, Numbers, Product, Wanted
+from whence.lag import QueryBias
+
+short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
+
+pytestmark = pytest.mark.triton
+
+LOG2E = 1.4426950408889634
+NO_INPUTS = Inputs()
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
+
+
+class Immediate:
+    """A builder that does at once what a plan records. Unwritten places are NaN, to be seen."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, tokens: bool = False) -> Tensor:
+        if tokens:
+            b, h, n, d = shape
+            return torch.full((b, n, h, d), torch.nan, dtype=dtype).transpose(1, 2)
+        return torch.full(shape, torch.nan, dtype=dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def summed(self, slot: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return slot.sum_to_size(shape)
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: Any,
+        *groups: Any,
+        warps: int = 4,
+        stages: int = 3,
+        **constants: Any,
+    ) -> None:
+        kernel[grid](*groups, num_warps=warps, num_stages=stages, **constants)
+
+
+class Case(NamedTuple):
+    """A call of `attend`, and the same call as the kernels take it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    call: Any  # short.ShortCall
+    options: dict[str, Any]
+    leaves: dict[str, Tensor]
+
+
+def laid_out(bias: LagBias, edge: int, before: int, after: int) -> Tensor:
+    """The bias in base 2 from lag -edge to lag edge, -inf outside of the window."""
+    lag = torch.arange(-edge, edge + 1)
+    out = bias.at(lag).detach() * LOG2E
+    hidden = torch.zeros_like(lag, dtype=torch.bool)
+    if before >= 0:
+        hidden = hidden | (lag < -before)
+    if after >= 0:
+        hidden = hidden | (lag > after)
+    return out.masked_fill(hidden, -torch.inf).contiguous()
+
+
+def random_case(seed: int) -> Case:
+    """At most 48 tokens."""
+    torch.manual_seed(seed)
+    pick = random.Random(seed).choice
+    leaves: dict[str, Tensor] = {}
+
+    def leaf(name: str, *shape: int) -> Tensor:
+        leaves[name] = torch.randn(shape).requires_grad_()
+        return leaves[name]
+
+    b, kv_heads, groups = pick([1, 2, 3]), pick([1, 2]), pick([1, 1, 2])
+    h, n_k = kv_heads * groups, pick([1, 5, 16, 17, 33, 48])
+    n_q, d = pick([1, n_k, n_k, max(1, n_k - 3), 7, 40]), pick([4, 16, 24])
+    d_v, q_start = pick([d, 16]), pick([n_k - n_q, n_k - n_q, 0, 2])
+    q, k, v = (
+        leaf("q", b, h, n_q, d),
+        leaf("k", b, kv_heads, n_k, d),
+        leaf("v", b, kv_heads, n_k, d_v),
+    )
+    before, after = pick([(-1, -1), (-1, 0), (-1, 0), (3, 0), (2, 4), (5, -1)])
+    scale = pick([0.3, 0.0, d**-0.5])
+    keys = (torch.rand(b, n_k) > 0.3) if pick([True, False]) else None
+    segments = None
+    if pick([True, False, False]):
+        segments = (torch.arange(n_q)[None] // 5, torch.arange(n_k)[None] // 5)
+    inputs = NO_INPUTS
+    if keys is not None:
+        inputs = inputs._replace(keys=keys.to(torch.uint8))
+    if segments is not None:
+        q_segment, k_segment = (x.to(torch.int32) for x in segments)
+        inputs = inputs._replace(q_segment=q_segment, k_segment=k_segment)
+    bias: LagBias | None = None
+    band, product, reach = None, None, pick([0, 1, 3, 9, 60])
+    kind = pick(["none", "band", "tails", "tails", "product", "product"])
+    if kind in ("band", "tails"):
+        heads, batches = pick([1, h]), pick([1, 1, b])
+        inputs = inputs._replace(band=leaf("band", batches, heads, 1, 2 * reach + 1))
+        bias = LagBias(inputs.band, Line(), Line())
+        if kind == "tails":
+            inputs = inputs._replace(tails=leaf("tails", 4, batches, heads, 1))
+            left, right = (Line(inputs.tails[i], inputs.tails[i + 1]) for i in (0, 2))
+            bias = LagBias(inputs.band, left, right)
+        band = laid_out(bias, reach + 256, before, after)
+    elif kind == "product":
+        reach = min(reach, 20)
+        product = Product(0.4, None, leaf("factor", pick([1, h]), 2 * reach + 1, d))
+        bias = QueryBias(q, product.table, scale=product.scale)
+    values = None
+    if kind == "product" or pick([True, False, False]):
+        inputs = inputs._replace(table=leaf("table", pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v))
+        values = LagValues(inputs.table)
+    options = {
+        "bias": bias,
+        "values": values,
+        "mask": Mask(keys=keys, segments=segments),
+        "window": (None if before < 0 else before, None if after < 0 else after),
+        "scale": scale,
+        "q_start": q_start,
+    }
+    numbers = Numbers(scale, q_start, before, after, 0.0, kind == "tails")
+    return Case(q, k, v, short.ShortCall(band, product, inputs, numbers), options, leaves)
+
+
+EVERYTHING = Wanted(band=True, tails=True, factor=True)
+
+
+def compare(case: Case, wanted: Tensor, *, tokens: bool, cut: Any = None) -> None:
+    """The output and every gradient beside those of `wanted`."""
+    with torch.no_grad():
+        assert short.fits(case.q, case.k, case.v, case.call)
+        found = short.forward(Immediate(), *case[:4], tokens=tokens)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        d_out = torch.randn_like(wanted)
+        gradients = short.backward(
+            Immediate(), d_out, *case[:4], EVERYTHING, tokens=tokens, cut=cut
+        )._asdict()
+    each = torch.autograd.grad(wanted, list(case.leaves.values()), d_out, allow_unused=True)
+    for (name, leaf), gradient in zip(case.leaves.items(), each, strict=True):
+        gradient = torch.zeros_like(leaf) if gradient is None else gradient
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
+    case = random_case(seed)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    compare(case, wanted, tokens=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(60, 80))
+def test_a_program_may_take_several_sequences(seed: int) -> None:
+    case = random_case(seed)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    compare(case, wanted, tokens=False, cut=short.Cut(rows=64, warps=4, run=6))
+
+
+def plain_case(b: int, h: int, kv_heads: int, n: int, d: int, **numbers: Any) -> Case:
+    """Random q, k, v without a bias."""
+    q = torch.randn(b, h, n, d).requires_grad_()
+    k, v = (torch.randn(b, kv_heads, n, d).requires_grad_() for _ in range(2))
+    call = short.ShortCall(
+        None, None, NO_INPUTS, Numbers(d**-0.5, 0, -1, -1, 0.0, False)._replace(**numbers)
+    )
+    return Case(q, k, v, call, {}, {"q": q, "k": k, "v": v})
+
+
+def test_dropout_drops_the_same_weights_as_the_other_kernels_and_again_in_backward() -> None:
+    from whence.kernels.fused.launch import forward
+    from whence.kernels.fused.tiles import Tiles
+
+    n, p = 24, 0.4
+    case = plain_case(2, 2, 2, n, 16, dropout=p)
+    table = torch.randn(2, 5, 16).requires_grad_()
+    inputs = NO_INPUTS._replace(table=table, seed=torch.tensor(7))
+    case = case._replace(
+        call=case.call._replace(inputs=inputs), leaves={**case.leaves, "table": table}
+    )
+    # With the identity as values, the output is the weights.
+    eye = torch.eye(n).expand(2, 2, n, n).contiguous()
+    bare = case.call._replace(inputs=inputs._replace(table=None))
+    with torch.no_grad():
+        weights = torch.softmax(case.q @ case.k.mT * 0.25, -1)
+        keep = short.forward(Immediate(), case.q, case.k, eye, bare, tokens=False) / weights
+        others = forward(
+            *(Immediate(), case.q, case.k, eye, bare.inputs, bare.numbers),
+            *(None, Tiles(16, 16, 4, 1)),
+            recorded=False,
+        )
+    torch.testing.assert_close(keep, others.out / weights, rtol=1e-4, atol=1e-5)
+    assert 0.3 < (keep == 0).float().mean().item() < 0.5
+    weights = torch.softmax(case.q @ case.k.mT * 0.25, -1) * keep
+    lag = torch.arange(n)[None] - torch.arange(n)[:, None]
+    vectors = table[:, lag.clamp(-2, 2) + 2]
+    wanted = weights @ case.v + torch.einsum("bhqk,hqkd->bhqd", weights, vectors)
+    compare(case, wanted, tokens=False)
+
+
+def test_what_is_too_long_or_has_too_many_lags_does_not_fit() -> None:
+    q, k, v, call = plain_case(1, 1, 1, 128, 64)[:4]
+    half = [x.to(torch.bfloat16) for x in (q, k, v)]
+    assert short.fits(q, k, v, call)
+    assert short.fits(*(torch.cat([x, x], -1) for x in half), call)
+    assert not short.fits(*(torch.cat([x, x], -1) for x in (q, k, v)), call)
+    assert not short.fits(*(torch.cat([x, x[:, :, :1]], 2) for x in half), call)
+    product = Product(1.0, None, torch.randn(1, 65, 64))
+    assert not short.fits(*half, call._replace(product=product))
+    assert short.fits(*half, call._replace(product=product, numbers=call.numbers._replace(after=0)))
+    near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
+    assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 100 + 1)))
+    assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 127 + 1)))
