@@ -1,5 +1,7 @@
 """RoPE's kernel against its definition in torch: results, gradients, layouts in memory, and laws."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 from whence import Sum, build
-from whence.kernels import rotary
+from whence.kernels.fused.plan import Plan
 from whence.kernels.rotary import turned
 from whence.methods.rope import Rope
 from whence.nn import positioned_attention, positioned_weights
@@ -34,15 +36,15 @@ OPTIONS = [
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The kernels launched in a test."""
+    """The turns launched in a test, each the plan of one launch."""
     found: list[object] = []
-    launch = rotary._launch
+    run = Plan.run
 
-    def counting(kernel: object, *rest: object, **constants: object) -> None:
-        found.append(kernel)
-        launch(kernel, *rest, **constants)
+    def counting(plan: Plan, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        found.extend(each for each in plan.launches if each.kernel == "turn_kernel")
+        return run(plan, given)
 
-    monkeypatch.setattr(rotary, "_launch", counting)
+    monkeypatch.setattr(Plan, "run", counting)
     return found
 
 

@@ -4,6 +4,7 @@ The gradient of a turn is the turn by the opposite angle. So one kernel serves b
 gradients of any order.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from whence.kernels.fused.backend import HAS_TRITON, INTERPRETED
+from whence.kernels.fused.inputs import by_token
 from whence.kernels.fused.plain import HALF
+from whence.kernels.fused.plan import PLANS, Plan, lies, slots_of
 from whence.rotation import Rotation
 
 TILE = 1024  # pairs of one head in a program: eight for each of its 128 threads
@@ -169,47 +172,56 @@ def _either(
     return _launched(turn, (q, q_place), (k, k_place))
 
 
-def _launched(turn: Turn, *sides: tuple[Any, Place]) -> tuple[Tensor, ...]:
+def _launched(turn: Turn, *sides: tuple[Any, Place]) -> tuple[Any, ...]:
     """The heads of one side or of two, turned by one launch."""
+    tensors = []
+    for x, (_, frequency, pos) in sides:
+        tensors += [x if x.stride(3) == 1 else x.contiguous(), frequency, pos]
+    plan = PLANS.find(
+        ("turn", turn, tuple(place.start for _, place in sides), *[lies(x) for x in tensors]),
+        lambda: _plan(turn, tensors, [place.start for _, place in sides]),
+    )
+    return plan.run(tensors)
+
+
+def _plan(turn: Turn, tensors: Sequence[Tensor | None], starts: Sequence[int]) -> Plan:
+    """One launch for the (heads, frequency, positions) of each side."""
     from whence.kernels.fused.device.rotary import Heads, Kind, Sizes, turn_kernel
 
-    d_head, pairs = sides[0][0].shape[3], sides[0][1].frequency.shape[-1]
+    slots: list[Any] = list(slots_of(tensors))
+    assert tensors[0] is not None
+    plan = Plan(tensors[0].device, len(slots))
+    sides = [slots[i : i + 3] for i in range(0, len(slots), 3)]
+    d_head, pairs = sides[0][0].shape[3], sides[0][1].shape[-1]
     block = 1 << (pairs - 1).bit_length()
-    rows, heads = max(1, TILE // block), min(MOST_HEADS, max(x.shape[1] for x, _ in sides))
+    rows, heads = max(1, TILE // block), min(MOST_HEADS, max(x.shape[1] for x, _, _ in sides))
     rest = 1 << (d_head - 2 * pairs).bit_length()
     kind = Kind(2 * pairs, d_head, turn.interleaved, turn.opposite, rows, heads, block, rest)
     results, groups, sizes, programs = [], [], [], 0
-    for x, (start, frequency, pos) in sides:
-        x = x if x.stride(3) == 1 else x.contiguous()
-        out = torch.empty_like(x)
-        strides_of_pos = (0, 0) if pos is None else pos.stride()
-        by_sequence = frequency.stride(0) if frequency.ndim == 2 else 0
+    for (x, frequency, pos), start in zip(sides, starts, strict=True):
         b, n_heads, n, _ = x.shape
-        mine = b * -(-n // rows) * -(-n_heads // heads)
+        out = plan.empty(x.shape, x.dtype, tokens=by_token(x))
         results.append(out)
         groups.append(
-            Heads(
-                *(x, *x.stride()[:3], out, *out.stride()[:3]),
-                *(frequency, by_sequence, pos, *strides_of_pos),
+            Heads._make(
+                (
+                    *(x, *x.stride()[:3], out, *out.stride()[:3]),
+                    *(frequency, frequency.stride(0) if frequency.ndim == 2 else 0),
+                    *((None, 0, 0) if pos is None else (pos, *pos.stride())),
+                )
             )
         )
+        mine = b * -(-n // rows) * -(-n_heads // heads)
         sizes.append(Sizes(n_heads, n, start, mine))
         programs += mine
-    # The kernel takes two sides. Where there is one, it is given twice and turned once.
+    # The kernel takes two sides; of one alone no program reaches the second.
     # Without fused multiply-adds, rounding is that of torch's separate operations.
-    _launch(
-        *(turn_kernel, (programs,), groups[0], groups[-1], sizes[0], sizes[-1], turn.size),
+    plan.launch(
+        turn_kernel,
+        (programs,),
+        *(groups[0], groups[-1], *sizes[0], *sizes[-1], turn.size),
         KIND=kind,
         enable_fp_fusion=False,
     )
-    return tuple(results)
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *groups: Any, **constants: object) -> None:
-    """kernel[grid](*groups, **constants), on the GPU that holds the tensors."""
-    x: Tensor = groups[0].x
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():
-        with torch.cuda.device(x.device):
-            kernel[grid](*groups, **constants)
-    else:
-        kernel[grid](*groups, **constants)
+    plan.returns(*results)
+    return plan

@@ -62,17 +62,17 @@ class DeferredBias(LagBias):
         return self._evaluated[recorded]
 
     @property
-    def band(self) -> Float[Tensor, "b h q lag"]:
+    def band(self) -> Float[Tensor, "b h q lag"]:  # type: ignore[override]
         """The band of the evaluated bias."""
         return self.evaluated().band
 
     @property
-    def left(self) -> Line | None:
+    def left(self) -> Line | None:  # type: ignore[override]
         """The left tail of the evaluated bias."""
         return self.evaluated().left
 
     @property
-    def right(self) -> Line | None:
+    def right(self) -> Line | None:  # type: ignore[override]
         """The right tail of the evaluated bias."""
         return self.evaluated().right
 
@@ -245,7 +245,7 @@ class CurveBias(DeferredBias):
         return self.longest
 
     @property
-    def extent(self) -> Int[Tensor, " h"] | None:
+    def extent(self) -> Int[Tensor, " h"] | None:  # type: ignore[override]
         """The extent of the evaluated bias."""
         return self.evaluated().extent
 
@@ -260,7 +260,7 @@ class CurveBias(DeferredBias):
         return self.curve.sloped
 
     @property
-    def ends(self) -> bool:
+    def ends(self) -> bool:  # type: ignore[override]
         """Whether the tails are the band's own end columns."""
         return self.curve.clipped
 

@@ -24,13 +24,10 @@ from whence.kernels.fused.inputs import (
     by_token,
     decoded,
 )
-from whence.kernels.fused.launch import backward, forward, laid_out_shape
-from whence.kernels.fused.plan import Plan, Plans, Slot, lies, slots_of
+from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape
+from whence.kernels.fused.plan import PLANS, Plan, Slot, lies, slots_of
 from whence.kernels.fused.split import far_attention, far_gradients, near_numbers, packed
 from whence.kernels.fused.tiles import TILES, TileSet
-
-PLANS = Plans()  # those of this process, of both kinds
-
 
 N_GIVEN, N_KEPT, N_FAR = len(Given._fields), len(Kept._fields), 4
 
@@ -251,9 +248,10 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
     (b, h, n_q, _), tokens = q.shape, by_token(q)
     product, curve = call.product(given), call.curve_band(given)
     biased = given.band is not None or given.table is not None or product or curve
+    brief = is_short(q, k, v, given.inputs, numbers, product, curve)
     out = _room((b, h, n_q, v.shape[-1]), q, q.dtype, tokens)
     residual = None
-    if recorded and biased and q.dtype != torch.float32:
+    if recorded and biased and not brief and q.dtype != torch.float32:
         residual = _room(out.shape, q, torch.float16, tokens)
     mass = None if given.table is None else (b, h, n_q, given.table.shape[1])
     laid_out = extent = tails = None
@@ -264,7 +262,7 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
     wide = [None if x is None else q.new_empty(x, dtype=torch.float32) for x in (mass, laid_out)]
     kept = Kept(
         out=out,
-        lse=q.new_empty((b, h, n_q), dtype=torch.float32),
+        lse=None if brief else q.new_empty((b, h, n_q), dtype=torch.float32),
         out_residual=residual,
         mass=wide[0],
         band=wide[1],

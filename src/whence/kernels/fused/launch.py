@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whence.kernels.fused import short
 from whence.kernels.fused import tiles as tiling
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.curve import CURVES
@@ -88,6 +89,11 @@ def forward(
     """
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
+    if is_short(q, k, v, inputs, numbers, product, curve):
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+        in_short = _short_call(q, _with_made(inputs, extent, tails), numbers, curve, band)
+        out = short.forward(plan, q, k, v, in_short, tokens=tokens)
+        return Kept(out, None, None, None, band, extent, tails)
     out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
     lse = plan.empty((b, h, n_q), torch.float32)
     residual = mass = None
@@ -144,6 +150,15 @@ def backward(
     if band is None:  # of a call with few queries
         band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
     inputs = _with_made(inputs, extent, tails)
+    if is_short(q, k, v, inputs, numbers, product, curve):
+        in_short = _short_call(q, inputs, numbers, curve, band)
+        found = short.backward(plan, d_out, q, k, v, in_short, wanted, tokens=by_token(q))
+        if curve is None:
+            return found
+        of_curve: Sequence[Any] = (None, None, None)
+        if wanted.band or wanted.tails:
+            of_curve = _curve_gradient(plan, curve, extent, found.band, found.tails, False)
+        return found._replace(band=None, tails=None, parameters=of_curve)
     call = _call(q, k, v, inputs, numbers, band, far, far_gradients, product, curve)
     tokens = call.kind.TOKENS
     d_table = None
@@ -211,6 +226,41 @@ def backward(
     d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
     d_tails = None if d_tails is None else plan.summed(d_tails, inputs.tails.shape)
     return Gradients(d_q, d_k, d_value, d_band, d_tails, d_table, d_query, d_factor, d_parameters)
+
+
+class Shape(NamedTuple):
+    """In the place of a tensor that is asked for its shape alone."""
+
+    shape: tuple[int, ...]
+
+
+def is_short(
+    q: Any,
+    k: Any,
+    v: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    product: Product | None,
+    curve: CurveBand | None,
+) -> bool:
+    """Whether one program takes all of a head (short.py), which is then faster."""
+    if (
+        max(q.shape[2], k.shape[2]) > short.FASTER
+        or product is not None
+        or inputs.table is not None
+    ):
+        return False
+    laid_out = laid_out_shape(q, inputs, numbers, product, curve)
+    band = None if laid_out is None else Shape(laid_out)
+    return short.fits(q, k, v, short.ShortCall(band, product, inputs, numbers))
+
+
+def _short_call(
+    q: Any, inputs: Inputs, numbers: Numbers, curve: CurveBand | None, band: Any
+) -> short.ShortCall:
+    shape = _band_shape(q, inputs, None, curve)
+    inputs = inputs if shape is None else inputs._replace(band=Shape(shape))
+    return short.ShortCall(band, None, inputs, numbers)
 
 
 def _decode(

@@ -143,7 +143,8 @@ class Plan:
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
-        A launch at the `side` may run beside those after it; the plan waits for it at its end.
+        Constants may also be options of Triton's compiler, such as enable_fp_fusion. A launch at
+        the `side` may run beside those after it; the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         options = {"num_warps": warps, "num_stages": stages}
@@ -294,6 +295,9 @@ class Plans:
         """Drop all, as when tile sizes change."""
         with self._lock:
             self._kept.clear()
+
+
+PLANS = Plans()  # those of this process
 
 
 def lies(x: Tensor | None) -> Hashable:

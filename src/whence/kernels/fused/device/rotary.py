@@ -171,11 +171,28 @@ def _turn_block(heads, sizes, program, size, KIND: tl.constexpr):
             tl.store(out + column, tl.load(x + column, mask=mask, other=0.0), mask=mask)
 
 
-@triton.jit(do_not_specialize=["q_sizes", "k_sizes", "size"])
-def turn_kernel(q, k, q_sizes, k_sizes, size, KIND: tl.constexpr):
+_SCALARS = [f"{side}_{name}" for side in ("q", "k") for name in Sizes._fields]
+
+
+@triton.jit(do_not_specialize=[*_SCALARS, "size"])
+def turn_kernel(
+    q,
+    k,
+    q_n_heads,  # the fields of `Sizes` for each side; of a tuple Triton would specialise them
+    q_n,
+    q_start,
+    q_programs,
+    k_n_heads,
+    k_n,
+    k_start,
+    k_programs,
+    size,
+    KIND: tl.constexpr,
+):
     """The first programs turn the queries, the others the keys."""
     program = tl.program_id(0)
-    if program < q_sizes.programs:
-        _turn_block(q, q_sizes, program, size, KIND)
+    if program < q_programs:
+        _turn_block(q, Sizes(q_n_heads, q_n, q_start, q_programs), program, size, KIND)
     else:
-        _turn_block(k, k_sizes, program - q_sizes.programs, size, KIND)
+        sizes = Sizes(k_n_heads, k_n, k_start, k_programs)
+        _turn_block(k, sizes, program - q_programs, size, KIND)
