@@ -30,7 +30,7 @@ class Explanation:
     def __str__(self) -> str:
         lines = [
             f"{'->' if name == self.chosen else '  '} {name:<10}"
-            f"{'runs' if runs else 'refuses':<9}{text}"
+            f"{'runs' if runs else 'refuses':<9}{text}".replace("\n", "\n" + " " * 22)
             for name, runs, text in self.rows
         ]
         lines += [f"   dense bias: {why}" for why in self.dense]

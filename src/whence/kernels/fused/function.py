@@ -7,6 +7,7 @@ compiles goes through an autograd function, because an operator takes the host m
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -179,14 +180,19 @@ def wanted_of(given: Given, call: Call, needs: Given) -> Wanted:
 
 def planned(given: Given, call: Call) -> list[str]:
     """The launch plans of a call, a line for each launch, as `explain` prints them."""
-    far: Sequence[Tensor | None] = (None,) * N_FAR
     if call.numbers.far:
-        return []
+        return ["its launches depend on where the plain kernel leaves its results"]
     needs = Given(*[x is not None and x.requires_grad for x in given])
-    recorded = torch.is_grad_enabled() and any(needs)
-    slots, device = slots_of((*given, *far)), given.q.device
+    recorded, device = torch.is_grad_enabled() and any(needs), given.q.device
+    slots = slots_of((*given, *(None,) * N_FAR))
     plan = forward_plan(slots, call, device, recorded=recorded)
-    return plan.lines()
+    lines = [f"forward: {line}" for line in plan.lines()]
+    if recorded:
+        saved = (plan.results[0], *slots[:N_GIVEN], *plan.results, *(None,) * (N_FAR + 6))
+        again = [x if x is None else replace(x, index=i) for i, x in enumerate(saved)]
+        plan = backward_plan(again, call, device, wanted_of(given, call, needs))
+        lines += [f"backward: {line}" for line in plan.lines()]
+    return lines
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Plan:
         self._steps: list[tuple[str, Step]] = []  # which stream it runs on, and the step
         self._constants: list[object] = []
         self._as_tensor = set[int]()  # slots that somebody besides the kernels sees
-        self._results: list[int] = []
+        self.results: tuple[Slot | None, ...] = ()
         self._workspace = 0  # bytes for all slots that only kernels see
         self._offsets: list[int] = []  # of each room in the workspace; -1: a tensor of its own
 
@@ -170,8 +170,8 @@ class Plan:
 
     def returns(self, *results: Slot | None) -> None:
         """End the plan: `run` gives these, and all other memory becomes one workspace."""
-        self._results = [-1 if x is None else x.index for x in results]
-        self._as_tensor.update(self._results)
+        self.results = results
+        self._as_tensor.update(x.index for x in results if x is not None)
         for index, room in enumerate(self._rooms, self._n_given):
             if room is None or index in self._as_tensor or not self._on_gpu:
                 self._offsets.append(-1)
@@ -213,8 +213,7 @@ class Plan:
                 step(values, tensors, 0)
         else:
             self._start(values, tensors)
-        tensors.append(None)  # what a result of -1 is
-        return tuple([tensors[index] for index in self._results])
+        return tuple([None if x is None else tensors[x.index] for x in self.results])
 
     def _start(self, values: list[Any], tensors: list[Any]) -> None:
         main, side = torch.cuda.current_stream(), None
@@ -235,12 +234,12 @@ class Plan:
     def lines(self) -> list[str]:
         """The launches and the memory, as `explain` prints them."""
         found = [
-            f"{each.kernel} x {math.prod(each.grid):,}"
-            f" ({', '.join(f'{n:,}' for n in each.grid)}), {_tile(each.constants)}"
-            f"{each.warps} warps, {each.stages} stages{', beside the next' if each.side else ''}"
+            f"{each.kernel} in {' x '.join(f'{n:,}' for n in each.grid)} programs of "
+            f"{_tile(each.constants)}{each.warps} warps and {each.stages} stages"
+            f"{', beside the next' if each.side else ''}"
             for each in self.launches
         ]
-        return [*found, f"workspace {self._workspace:,} bytes"]
+        return [*found, f"{self._workspace:,} bytes of workspace"]
 
     def _new(self, room: Room) -> Slot:
         index = self._n_given + len(self._rooms)
@@ -334,4 +333,4 @@ def second_stream(device: torch.device) -> torch.cuda.Stream:
 
 def _tile(constants: dict[str, object]) -> str:
     tile: Any = constants.get("TILE")
-    return "" if tile is None else f"tiles of {tile.ROWS} x {tile.KEYS}, "
+    return "" if tile is None else f"{tile.ROWS} rows x {tile.KEYS} keys, "
