@@ -199,9 +199,11 @@ def planned(given: Given, call: Call) -> list[str]:
 def trying(tiles: TileSet) -> Iterator[None]:
     """Within it every plan takes these tiles, and fails where they do not fit (`whence tune`)."""
     PLANS.forget()
-    with TILES.forced(tiles):
-        yield
-    PLANS.forget()
+    try:
+        with TILES.forced(tiles):
+            yield
+    finally:
+        PLANS.forget()
 
 
 def _near(numbers: Numbers, far: Sequence[Slot | None]) -> tuple[Numbers, Far | None]:
