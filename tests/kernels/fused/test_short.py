@@ -76,8 +76,8 @@ def laid_out(bias: LagBias, edge: int, before: int, after: int) -> Tensor:
     return out.masked_fill(hidden, -torch.inf).contiguous()
 
 
-def random_case(seed: int) -> Case:
-    """At most 48 tokens."""
+def random_case(seed: int, *, triangle: bool = False) -> Case:
+    """At most 48 tokens; `triangle` gives a call that the kernel of three tiles covers."""
     torch.manual_seed(seed)
     pick = random.Random(seed).choice
     leaves: dict[str, Tensor] = {}
@@ -86,16 +86,17 @@ def random_case(seed: int) -> Case:
         leaves[name] = torch.randn(shape).requires_grad_()
         return leaves[name]
 
-    b, kv_heads, groups = pick([1, 2, 3]), pick([1, 2]), pick([1, 1, 2])
+    b, kv_heads, groups = pick([1, 2, 3]), pick([1, 2]), 1 if triangle else pick([1, 1, 2])
     h, n_k = kv_heads * groups, pick([1, 5, 16, 17, 33, 48])
     n_q, d = pick([1, n_k, n_k, max(1, n_k - 3), 7, 40]), pick([4, 16, 24])
-    d_v, q_start = pick([d, 16]), pick([n_k - n_q, n_k - n_q, 0, 2])
+    d_v, q_start = pick([d, 16]), 0 if triangle else pick([n_k - n_q, n_k - n_q, 0, 2])
     q, k, v = (
         leaf("q", b, h, n_q, d),
         leaf("k", b, kv_heads, n_k, d),
         leaf("v", b, kv_heads, n_k, d_v),
     )
-    before, after = pick([(-1, -1), (-1, 0), (-1, 0), (3, 0), (2, 4), (5, -1)])
+    windows = [(-1, 0), (-1, 0), (3, 0), (-1, -1), (2, 4), (5, -1)]
+    before, after = pick(windows[:3] if triangle else windows)
     scale = pick([0.3, 0.0, d**-0.5])
     keys = (torch.rand(b, n_k) > 0.3) if pick([True, False]) else None
     segments = None
@@ -109,7 +110,8 @@ def random_case(seed: int) -> Case:
         inputs = inputs._replace(q_segment=q_segment, k_segment=k_segment)
     bias: LagBias | None = None
     band, product, reach = None, None, pick([0, 1, 3, 9, 60])
-    kind = pick(["none", "band", "tails", "tails", "product", "product"])
+    kinds = ["none", "band", "tails", "tails", "product", "product"]
+    kind = pick(kinds[:4] if triangle else kinds)
     if kind in ("band", "tails"):
         heads, batches = pick([1, h]), pick([1, 1, b])
         inputs = inputs._replace(band=leaf("band", batches, heads, 1, 2 * reach + 1))
@@ -124,7 +126,7 @@ def random_case(seed: int) -> Case:
         product = Product(0.4, None, leaf("factor", pick([1, h]), 2 * reach + 1, d))
         bias = QueryBias(q, product.table, scale=product.scale)
     values = None
-    if kind == "product" or pick([True, False, False]):
+    if kind == "product" or (not triangle and pick([True, False, False])):
         inputs = inputs._replace(table=leaf("table", pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v))
         values = LagValues(inputs.table)
     options = {
@@ -170,6 +172,32 @@ def test_a_program_may_take_several_sequences(seed: int) -> None:
     case = random_case(seed)
     wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
     compare(case, wanted, tokens=False, cut=short.Cut(rows=64, warps=4, run=6))
+
+
+@pytest.mark.parametrize("seed", range(80, 110))
+def test_a_causal_backward_in_three_tiles_equals_the_definition(seed: int) -> None:
+    case = random_case(seed, triangle=True)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    run = 1 if seed % 3 else 6
+    compare(case, wanted, tokens=seed % 2 == 0, cut=short.Cut(64, 4, run=run, triangle=True))
+
+
+def test_a_causal_backward_skips_the_keys_that_no_query_sees_where_three_tiles_fit() -> None:
+    q, k, v, call = plain_case(1, 2, 2, 100, 64, after=0)[:4]
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    numbers, table = call.numbers, torch.randn(1, 5, 64)
+
+    def chosen(q: Tensor, k: Tensor, call: Any) -> bool:
+        return bool(short.backward_cut(q, k, k, call).triangle)
+
+    assert chosen(q, k, call)
+    assert not chosen(q.float(), k.float(), call)
+    assert not chosen(q[:, :, :64], k[:, :, :64], call)
+    assert not chosen(q, k[:, :1], call)
+    assert not chosen(q, k, call._replace(numbers=numbers._replace(after=-1)))
+    assert not chosen(q, k, call._replace(numbers=numbers._replace(q_start=1)))
+    assert not chosen(q, k, call._replace(numbers=numbers._replace(dropout=0.1)))
+    assert not chosen(q, k, call._replace(inputs=call.inputs._replace(table=table)))
 
 
 def plain_case(b: int, h: int, kv_heads: int, n: int, d: int, **numbers: Any) -> Case:

@@ -21,6 +21,7 @@ from whence.kernels.fused.device.short import (
     short_table_kernel,
     short_tails_kernel,
 )
+from whence.kernels.fused.device.short_triangle import short_triangle_kernel
 from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
 
 LONGEST = 128  # queries, keys and columns of a head
@@ -44,6 +45,7 @@ class Cut(NamedTuple):
     warps: int
     run: int = 1
     stages: int = 1  # of the loop over the sequences
+    triangle: bool = False  # backward in three tiles, of a call that is `_triangular`
 
 
 def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
@@ -108,7 +110,7 @@ def backward(
 ) -> Gradients:
     """Gradients of q, k, v and what is wanted, from the inputs alone."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
-    cut = backward_cut(q, n_k, tables=_tables(call) != (None, None)) if cut is None else cut
+    cut = backward_cut(q, k, v, call) if cut is None else cut
     tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
     run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
     factor, table = _tables(call)
@@ -126,7 +128,7 @@ def backward(
     )
     sizes = _sizes(q, k, call)
     plan.launch(
-        short_backward_kernel,
+        short_triangle_kernel if cut.triangle else short_backward_kernel,
         (b // run * k.shape[1],),
         *(_operands(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
         *a.scalars(sizes),
@@ -221,14 +223,24 @@ def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
     return Cut(rows, _warps(rows * keys))
 
 
-def backward_cut(q: Any, n_k: int, *, tables: bool) -> Cut:
-    """One block of rows, so that dK and dV are one product each; `tables` need more registers."""
-    rows, keys = _padded(q.shape[2], 16), _padded(n_k, 16)
+def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
+    """One block of rows, so that dK and dV are one product each; tables need more registers.
+
+    More than 64 rows of at most 64 columns are taken as a triangle where that kernel covers a call.
+    """
+    rows, keys, tables = _padded(q.shape[2], 16), _padded(k.shape[2], 16), _tables(call)
     if q.dtype == torch.float32:
         rows = min(rows, 16 if keys > 32 else 32)
         return Cut(rows, 8 if keys > 32 else 4)
-    warps = max(4 if tables else 1, _warps(rows * keys))
-    return Cut(rows, warps, run=4 if keys <= 16 else 2 if keys <= 32 else 1)
+    if tables != (None, None):
+        warps = max(4, _warps(rows * keys))
+        return Cut(rows, warps, run=4 if keys <= 16 else 2 if keys <= 32 else 1)
+    narrow, grouped = max(q.shape[3], v.shape[3]) <= 64, q.shape[1] > k.shape[1]
+    if rows > 64 and narrow and _triangular(call) and not grouped and call.numbers.dropout == 0:
+        return Cut(rows, 4, triangle=True)
+    if max(rows, keys) <= 32:
+        return Cut(rows, _warps(rows * keys), run=4, stages=2)
+    return Cut(rows, _warps(rows * keys))
 
 
 def _warps(cells: int) -> int:
@@ -256,7 +268,12 @@ def _short(call: ShortCall, blocks: int, run: int, *, diagonals: bool, d_factor:
     factor, table = (
         0 if x is None else _padded(_used(_reach(x), call.numbers), 16) for x in _tables(call)
     )
-    return Short(blocks, run, factor, table, diagonals, d_factor)
+    return Short(blocks, run, factor, table, diagonals, d_factor, _triangular(call))
+
+
+def _triangular(call: ShortCall) -> bool:
+    """Whether row i attends to no key beyond i."""
+    return bool(call.numbers.after == 0 and call.numbers.q_start <= 0)
 
 
 def _tables(call: ShortCall) -> tuple[Any, Any]:

@@ -79,6 +79,7 @@ class Short(NamedTuple):
     VALUE_LAGS: int  # rows of the value table, 0 without one
     DIAGONALS: bool  # the sums of diagonals are wanted
     D_FACTOR: bool  # the gradient of the key table is wanted
+    TRIANGLE: bool  # row i attends to no key beyond i
 
 
 @triton.jit
@@ -111,7 +112,9 @@ def store_head(
     """Store a tile as rows of one head, packed as [b, h, n, d] or with TOKENS as [b, n, h, d]."""
     r = first + tl.arange(0, tile.shape[0])[:, None]
     d = tl.arange(0, tile.shape[1])[None, :]
-    place = ptr + packed_row(b, h, r, n, n_heads, TOKENS) * D + d
+    # Offsets within a sequence are small: 64 bits for the head's start alone save registers.
+    step = n_heads * D if TOKENS else D
+    place = ptr + packed_row(b, h, 0, n, n_heads, TOKENS) * D + (r * step + d)
     if EVEN and tile.shape[1] == D:
         tl.store(place, tile.to(ptr.dtype.element_ty))
     else:
@@ -279,6 +282,35 @@ def rows_by_lags(sums, rows, by_lag, KIND: tl.constexpr):
 
 
 @triton.jit
+def masked_logits(
+    q,
+    k,
+    operands,
+    b,
+    h,
+    r,
+    c,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """The logits of rows r and keys c in base 2, -inf where a query may not look."""
+    logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
+    if KIND.BAND:
+        bias = operands.bias
+        band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
+        logits += tl.load(band + (c - r))
+    if SHORT.KEY_LAGS > 0:
+        table = load_table(
+            operands.product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D
+        )
+        product = rows_by_table(q, table, KIND) * (operands.product.scale * LOG2E)
+        logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
+    return masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
+
+
+@triton.jit
 def exponentials(
     q,
     k,
@@ -293,23 +325,49 @@ def exponentials(
     SHORT: tl.constexpr,
 ):
     """exp2(logit - row maximum) and its sum in each row, 1 where a row may look at no key."""
-    logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
-    if KIND.BAND:
-        bias = operands.bias
-        band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
-        logits += tl.load(band + (c - r))
-    if SHORT.KEY_LAGS > 0:
-        table = load_table(
-            operands.product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D
-        )
-        product = rows_by_table(q, table, KIND) * (operands.product.scale * LOG2E)
-        logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
-    logits = masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
+    logits = masked_logits(q, k, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
     weights = tl.exp2(logits - top[:, None])
     total = tl.sum(weights, 1)
     return weights, tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def forward_block(
+    operands,
+    out,
+    b,
+    h,
+    first,
+    sizes,
+    KEYS: tl.constexpr,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """Store the output of a block of rows, which attend to none but the first KEYS keys."""
+    h_kv = h // KIND.GROUPS
+    r = first + tl.arange(0, TILE.ROWS)[:, None]
+    c = tl.arange(0, KEYS)[None, :]
+    q_tile = load_head(
+        operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN
+    )
+    k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
+    v_tile = load_head(operands.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
+    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
+    if KIND.DROPOUT:
+        seed = tl.load(operands.seed) + (b * sizes.n_heads + h)
+        weights = weights * dropout_factor(seed, r, c, sizes.dropout)
+    rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
+    if SHORT.VALUE_LAGS > 0:
+        mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
+        vectors = load_table(
+            operands.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
+        )
+        rows = lags_by_table(rows, mass, vectors, v_tile, KIND)
+    rows = rows / total[:, None]
+    store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
 
 @triton.jit(do_not_specialize=[*VARYING])
@@ -331,31 +389,14 @@ def short_forward_kernel(
     bh = tl.program_id(0).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
-    h_kv = h // KIND.GROUPS
     first = tl.program_id(1) * TILE.ROWS
-    r = first + tl.arange(0, TILE.ROWS)[:, None]
-    c = tl.arange(0, TILE.KEYS)[None, :]
-    q_tile = load_head(
-        operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN
-    )
-    k_tile = load_head(
-        operands.k, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN
-    )
-    v_tile = load_head(
-        operands.v, b, h_kv, 0, sizes.n_k, TILE.KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN
-    )
-    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
-    if KIND.DROPOUT:
-        weights = weights * dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
-    rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
-    if SHORT.VALUE_LAGS > 0:
-        mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
-        vectors = load_table(
-            operands.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
-        )
-        rows = lags_by_table(rows, mass, vectors, v_tile, KIND)
-    rows = rows / total[:, None]
-    store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
+    if SHORT.TRIANGLE and TILE.ROWS < TILE.KEYS:
+        if first == 0:
+            forward_block(operands, out, b, h, first, sizes, TILE.ROWS, KIND, TILE, SHORT)
+        else:
+            forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE, SHORT)
+    else:
+        forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE, SHORT)
 
 
 @triton.jit
