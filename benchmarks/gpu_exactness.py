@@ -1,15 +1,19 @@
 """Random calls of the fused backend on a GPU, against float64 and same-dtype PyTorch.
 
-    python benchmarks/gpu_exactness.py --calls 500 --seed 1 --processes 15 --out results/gpu
+    python benchmarks/gpu_exactness.py --calls 1000 --seed 1 --processes 15 --out results/gpu
+    compute-sanitizer python benchmarks/gpu_exactness.py --sanitize 60
 
 The rule: the root mean square error of the output and of every gradient is at most twice that of
 the definition run by PyTorch in the same dtype. Errors are pooled over three draws of the numbers,
 and over 24 where a tensor holds fewer than 32 of them: the error of one number in one draw is luck.
 Below a floor of a quarter of the dtype's epsilon times the tensor's size, and of 1e-5, an error
-counts as none. The split runs from eight times its far parts' start on, as `strategy.py` has it.
+counts as none. A split call runs from eight times its far parts' start on, as `backend.far_start`
+has it, and other calls never split.
 
-Five calls in a row share what the compiler must know (dtype, head sizes, which options are there)
+Ten calls in a row share what the compiler must know (dtype, head sizes, which options are there)
 and differ in the rest (lengths, reach, windows, positions, axes): compiling is what takes the time.
+With `--sanitize` one process makes that many calls, each of another kind, and compares nothing.
+Give PYTORCH_NO_CUDA_MEMORY_CACHING=1 with it, so that the sanitizer sees the end of each tensor.
 """
 
 import argparse
@@ -29,20 +33,27 @@ from torch import Tensor
 from whence import LagBias, LagValues, Line, Mask, attend
 from whence.bench.machine import machine
 from whence.files import write_json
-from whence.kernels import strategy
 from whence.kernels.call import as_call
+from whence.kernels.fused import backend
 from whence.kernels.reference import attend_rows
-from whence.lag import CurveBias, LowRankBias, QueryBias
+from whence.lag import BUCKETS, GAUSSIANS, LINE, Curve, CurveBias, LowRankBias, QueryBias
+from whence.methods.t5 import t5_bucket
+from whence.units import GAIN
 
-SHARED = 5  # calls that share what the compiler must know
+SHARED = 10  # calls that share what the compiler must know
 DRAWS, MORE_DRAWS, FEW = 3, 24, 32
+MODES = ("short", "one pass", "split", "decode")
+CURVES: dict[str, Curve] = {"gaussians": GAUSSIANS, "buckets": BUCKETS, "line": LINE}
+# Lengths that share a tile of the kernels for short sequences, and those just beyond them.
+SHORT_LENGTHS = ([16, 3, 9], [17, 31, 32], [33, 48, 63, 64], [65, 96, 100, 127, 128])
+N_BUCKETS, MAX_DISTANCE = 32, 128  # T5's own
 
 
 def call_of(seed: int) -> dict[str, Any]:
-    """The options of one call: first what five of them share, then its own."""
+    """The options of one call: first what all calls of its kind share, then its own."""
     kind = random.Random(f"kind {seed // SHARED}")
     own = random.Random(f"own {seed}")
-    mode = kind.choice(["one pass", "one pass", "one pass", "split", "decode"])
+    mode = kind.choice(["short", "short", "one pass", "one pass", "split", "decode"])
     dtype = kind.choice(["bfloat16"] * 5 + ["float16"] * 4 + ["float32"])
     if mode == "split" and dtype == "float32":
         dtype = "bfloat16"
@@ -52,25 +63,37 @@ def call_of(seed: int) -> dict[str, Any]:
     d = min(d, 64) if dtype == "float32" else min(d, 128) if mode == "split" else d
     d_v = d if mode == "split" or kind.random() < 0.8 else 64
     groups = kind.choice([1, 1, 2, 4])
-    biases = ["band", "constant", "clipped", "product", "curve"]
-    bias = kind.choice(biases if mode == "split" else ["none", "band", "sloped", *biases])
+    biases = ["band", "constant", "clipped", "product", "gaussians", "gaussians", "buckets"]
+    bias = kind.choice(biases if mode == "split" else ["none", "sloped", "line", *biases])
     per_row, values = kind.random() < 0.3, kind.random() < 0.35
+    if mode == "short":  # its kernels are not for these
+        per_row, values = per_row and kind.random() < 0.3, values and kind.random() < 0.3
     mask = "none" if mode == "split" else kind.choice(["none", "none", "keys", "packed"])
     causal, even = kind.random() < 0.4, kind.random() < 0.3
-    by_token = kind.random() < 0.6
+    by_token, long_segments = kind.random() < 0.6, kind.random() < 0.5
     window = None if mode == "split" else kind.choice([None, None, "both", "before"])
     low_rank = d <= 192 and kind.random() < 0.1  # three more columns than the head has
-    dropout = 0.2 if mode == "one pass" and kind.random() < 0.2 else 0.0
-    n_k = own.choice([64, 128, 192, 256, 512]) if even else own.choice([1, 17, 63, 129, 257, 300])
-    n_q = n_k if own.random() < 0.6 else own.choice([1, 64, 70, 128])
-    if mode == "split":
-        n_k = n_q = own.choice([512, 640, 1024]) if even else own.choice([517, 777, 1001])
-    if mode == "decode":
+    dropout = 0.2 if mode in ("short", "one pass") and kind.random() < 0.2 else 0.0
+    lengths = kind.choice(SHORT_LENGTHS)
+    if mode == "short":
+        n_k, n_q = own.choice(lengths), own.choice(lengths)
+        n_q = n_k if own.random() < 0.6 else n_q
+    elif mode == "decode":
         n_k = own.choice([512, 1024]) if even else own.choice([300, 777, 1501])
         n_q = own.choice([1, 2, 4])
-    if dropout:  # what it keeps is read off from an identity in place of the values
-        n_k = n_q = own.choice([64, 129])
+    elif mode == "split":
+        n_k = n_q = own.choice([512, 640, 1024]) if even else own.choice([517, 777, 1001])
+    else:
+        n_k = own.choice([128, 192, 256, 512]) if even else own.choice([129, 257, 300])
+        n_q = n_k if own.random() < 0.6 else own.choice([64, 70, 128])
+        if dropout:  # what it keeps is read off from an identity in place of the values
+            n_k = n_q = 129
+    # As many heads as make a pool of numbers of a curve's parameters, where that is cheap.
     h_kv = own.choice([1, 2, 3])
+    if bias == "gaussians":
+        h_kv = own.choice([7, 8])
+    elif bias == "line":
+        h_kv = FEW // groups
     return {
         "seed": seed,
         "mode": mode,
@@ -92,6 +115,7 @@ def call_of(seed: int) -> dict[str, Any]:
         "per_batch": own.random() < 0.3,
         "value_reach": own.choice([0, 1, 2, 16]) if values else None,
         "mask": mask,
+        "long_segments": long_segments,
         "causal": causal,
         "window": {
             None: None,
@@ -103,113 +127,158 @@ def call_of(seed: int) -> dict[str, Any]:
     }
 
 
-def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, float, float, int]]:
-    """For each tensor: name, squared errors of ours and PyTorch's and its size, floor, count."""
-    torch.manual_seed(1000 * call["seed"] + draw)
-    dtype = getattr(torch, call["dtype"])
-    b, h, n_q, n_k, d, d_v = (call[x] for x in ("b", "h", "n_q", "n_k", "d", "d_v"))
-    leaves: list[tuple[str, Tensor, torch.dtype]] = []
+class Drawn:
+    """A call with the numbers of one draw; `run` computes it and its gradients."""
 
-    def leaf(name: str, *shape: int, half: bool = False) -> int:
-        x = torch.randn(*shape, device="cuda", dtype=torch.float64)
-        kind = dtype if half else torch.float32
-        leaves.append((name, x.to(kind).double(), kind))
-        return len(leaves) - 1
+    def __init__(self, call: dict[str, Any], draw: int, device: str = "cuda") -> None:
+        torch.manual_seed(1000 * call["seed"] + draw)
+        self.call, self.draw, self.device = call, draw, device
+        self.dtype = getattr(torch, call["dtype"])
+        self.leaves: list[tuple[str, Tensor, torch.dtype]] = []
+        b, h, n_q, n_k, d, d_v = (call[x] for x in ("b", "h", "n_q", "n_k", "d", "d_v"))
+        self.q = self._leaf("q", (b, n_q, h, d) if call["by_token"] else (b, h, n_q, d), half=True)
+        self.k = self._leaf("k", (b, call["h_kv"], n_k, d), half=True)
+        self.v = self._leaf("v", (b, call["h_kv"], n_k, d_v), half=True)
+        self._draw_bias(h, n_q, d)
+        self.sides = self.table = None
+        if call["low_rank"]:
+            self.sides = [
+                self._leaf("low rank, queries", (1, h, n_q, 3)),
+                self._leaf("low rank, keys", (1, h, n_k, 3)),
+            ]
+        if call["value_reach"] is not None:
+            self.table = self._leaf("table", (1, 2 * call["value_reach"] + 1, d_v))
+        self.mask: Any = None
+        if call["mask"] == "keys":
+            self.mask = torch.rand(b, n_k, device=device) > 0.3
+        if call["mask"] == "packed":
+            kind = torch.int64 if call["long_segments"] else torch.int32
+            places = (torch.arange(n, device=device)[None] // 37 for n in (n_q, n_k))
+            self.mask = Mask(segments=tuple(place.to(kind) for place in places))
 
-    q, k, v = (
-        leaf("q", *((b, n_q, h, d) if call["by_token"] else (b, h, n_q, d)), half=True),
-        leaf("k", b, call["h_kv"], n_k, d, half=True),
-        leaf("v", b, call["h_kv"], n_k, d_v, half=True),
-    )
-    axes = (b if call["per_batch"] else 1, h, n_q if call["per_row"] else 1)
-    band, factor, curve, lines = None, None, None, [None] * 4
-    if call["bias"] == "product":
-        factor = leaf("key table", h if call["per_batch"] else 1, 2 * call["reach"] + 1, d)
-    elif call["bias"] == "curve":
-        curve = [leaf(name, h, 5) for name in ("amplitude", "sharpness", "offset")]
-    elif call["bias"] != "none":
-        band = leaf("band", *axes, 2 * call["reach"] + 1)
-    if call["bias"] in ("constant", "sloped"):
-        lines[0], lines[2] = leaf("left", *axes), leaf("right", *axes)
-    if call["bias"] == "sloped":
-        lines[1], lines[3] = leaf("left slope", *axes), leaf("right slope", *axes)
-    sides, table, keep = None, None, None
-    if call["low_rank"]:
-        sides = (leaf("low rank, queries", 1, h, n_q, 3), leaf("low rank, keys", 1, h, n_k, 3))
-    if call["dropout"]:
-        keep = kept(b, h, n_q, n_k, call["dropout"], draw)
-    if call["value_reach"] is not None:
-        table = leaf("table", 1, 2 * call["value_reach"] + 1, d_v)
-    mask: Any = None
-    if call["mask"] == "keys":
-        mask = torch.rand(b, n_k, device="cuda") > 0.3
-    if call["mask"] == "packed":
-        places = (torch.arange(n, device="cuda")[None] // 37 for n in (n_q, n_k))
-        mask = Mask(segments=tuple(places))
+    def run(self, how: str) -> list[Tensor]:
+        """The output, that without gradients, and the gradient of every leaf.
 
-    def run(how: str) -> list[Tensor]:
-        xs = [(x if how == "float64" else x.to(t)).clone().requires_grad_() for _, x, t in leaves]
-        pick = [None if i is None else xs[i] for i in lines]
-        bias = None if band is None else LagBias(xs[band], Line(*pick[:2]), Line(*pick[2:]))
-        bias = LagBias.clipped(xs[band]) if call["bias"] == "clipped" else bias
-        heads = (xs[q].transpose(1, 2) if call["by_token"] else xs[q], xs[k], xs[v])
-        if factor is not None:
-            query = heads[0] * 1 if call["apart"] else heads[0]
-            bias = QueryBias(query, xs[factor], scale=d**-0.5)
-        if curve is not None:
-            bias = curve_of(call["reach"], [xs[i] for i in curve], how == "fused")
-        if sides is not None:
-            extra = LowRankBias(*(xs[i] for i in sides))
+        By the kernels ("fused"), or the definition in this dtype ("same") or in "float64".
+        """
+        call = self.call
+        xs = [
+            (x if how == "float64" else x.to(kind)).clone().requires_grad_()
+            for _, x, kind in self.leaves
+        ]
+        query = xs[self.q].transpose(1, 2) if call["by_token"] else xs[self.q]
+        heads = (query, xs[self.k], xs[self.v])
+        bias = self._bias(xs, query)
+        if self.sides is not None:
+            extra = LowRankBias(*(xs[i] for i in self.sides))
             bias = extra if bias is None else bias + extra
         options = {
             "bias": bias,
-            "values": None if table is None else LagValues(xs[table]),
-            "mask": mask,
+            "values": None if self.table is None else LagValues(xs[self.table]),
+            "mask": self.mask,
             **{x: call[x] for x in ("causal", "window", "scale", "q_start")},
         }
         if how == "fused":
-            torch.manual_seed(draw)
+            torch.manual_seed(self.draw)
             out = attend(*heads, backend="fused", dropout=call["dropout"], **options)
-            torch.manual_seed(draw)
-            with torch.no_grad():  # another way for few queries and a curve
+            torch.manual_seed(self.draw)
+            with torch.no_grad():  # nothing is kept for gradients, so other plans are made
                 alone = attend(*heads, backend="fused", dropout=call["dropout"], **options)
         else:
+            keep = self._kept() if call["dropout"] else None
             whole = as_call(*heads, dropout=0.0, **options).with_kv_heads_expanded()
-            out = alone = attend_rows(whole, slice(0, n_q), keep=keep)
-        torch.manual_seed(draw)
-        slope = torch.randn(out.shape, device="cuda", dtype=torch.float64).to(dtype).to(out.dtype)
-        found = torch.autograd.grad(out, xs, slope, allow_unused=True)
+            out = alone = attend_rows(whole, slice(0, call["n_q"]), keep=keep)
+        torch.manual_seed(self.draw)
+        d_out = torch.randn(out.shape, device=self.device, dtype=torch.float64)
+        found = torch.autograd.grad(out, xs, d_out.to(self.dtype).to(out.dtype), allow_unused=True)
         pairs = zip(xs, found, strict=True)
         return [out, alone, *(torch.zeros_like(x) if g is None else g for x, g in pairs)]
 
-    truth, same, ours = run("float64"), run("same"), run("fused")
+    def _leaf(self, name: str, shape: tuple[int, ...], *, half: bool = False) -> int:
+        x = torch.randn(*shape, device=self.device, dtype=torch.float64)
+        return self._add(name, x, self.dtype if half else torch.float32)
+
+    def _add(self, name: str, x: Tensor, kind: torch.dtype) -> int:
+        self.leaves.append((name, x.to(kind).double(), kind))
+        return len(self.leaves) - 1
+
+    def _draw_bias(self, h: int, n_q: int, d: int) -> None:
+        call, name = self.call, self.call["bias"]
+        axes = (call["b"] if call["per_batch"] else 1, h, n_q if call["per_row"] else 1)
+        self.band = self.factor = None
+        self.curve: list[int] = []
+        self.lines: list[int | None] = [None] * 4
+        if name == "product":
+            shape = (h if call["per_batch"] else 1, 2 * call["reach"] + 1, d)
+            self.factor = self._leaf("key table", shape)
+        elif name in CURVES:
+            self.curve = [
+                self._add(part, x, torch.float32) for part, x in self._parameters(name, h).items()
+            ]
+        elif name != "none":
+            self.band = self._leaf("band", (*axes, 2 * call["reach"] + 1))
+        if name in ("constant", "sloped"):
+            self.lines[0], self.lines[2] = self._leaf("left", axes), self._leaf("right", axes)
+        if name == "sloped":
+            self.lines[1] = self._leaf("left slope", axes)
+            self.lines[3] = self._leaf("right slope", axes)
+
+    def _parameters(self, name: str, h: int) -> dict[str, Tensor]:
+        """The learned parameters of a curve: as a method holds them, and of sizes as in models."""
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, device=self.device, dtype=torch.float64)
+
+        if name == "line":
+            return {"slope": 0.3 * normal(h).abs()}
+        if name == "buckets":
+            return {"bucket table": normal(N_BUCKETS, h) / GAIN}
+        widths = 2 + normal(h, 5)  # logarithms: a few lags
+        return {
+            "amplitude": normal(h, 5) / GAIN,
+            "width": widths / GAIN,
+            "offset": normal(h, 5) / GAIN,
+        }
+
+    def _bias(self, xs: list[Tensor], query: Tensor) -> LagBias | None:
+        call, pick = self.call, [None if i is None else xs[i] for i in self.lines]
+        if self.factor is not None:
+            query = query * 1 if call["apart"] else query
+            return QueryBias(query, xs[self.factor], scale=call["d"] ** -0.5)
+        if self.curve:
+            reach, parameters = call["reach"], [xs[i] for i in self.curve]
+            if call["bias"] == "line":
+                reach = 0
+            if call["bias"] == "buckets":
+                lag = torch.arange(-reach, reach + 1, device=self.device)
+                parameters.append(t5_bucket(lag, N_BUCKETS, MAX_DISTANCE, causal=False))
+            return CurveBias(CURVES[call["bias"]], reach, *parameters)
+        if self.band is None:
+            return None
+        if call["bias"] == "clipped":
+            return LagBias.clipped(xs[self.band])
+        return LagBias(xs[self.band], Line(*pick[:2]), Line(*pick[2:]))
+
+    def _kept(self) -> Tensor:
+        """What dropout multiplies each weight by, read off from an identity as the values."""
+        b, h, n_q, n_k, dropout = (self.call[x] for x in ("b", "h", "n_q", "n_k", "dropout"))
+        q, k = (torch.zeros(b, h, n, 16, device=self.device) for n in (n_q, n_k))
+        torch.manual_seed(self.draw)
+        eye = torch.eye(n_k, device=self.device).expand(b, h, n_k, n_k)
+        return (attend(q, k, eye, dropout=dropout, backend="fused") != 0).double() / (1 - dropout)
+
+
+def errors_of(call: dict[str, Any], draw: int) -> list[tuple[str, float, float, float, float, int]]:
+    """For each tensor: name, squared errors of ours and PyTorch's and its size, floor, count."""
+    drawn = Drawn(call, draw)
+    truth, same, ours = (drawn.run(how) for how in ("float64", "same", "fused"))
     rows = []
-    names = ["out", "out without gradients", *(x[0] for x in leaves)]
+    names = ["out", "out without gradients", *(leaf[0] for leaf in drawn.leaves)]
     for name, t, s, o in zip(names, truth, same, ours, strict=True):
         wrong = float("inf") if not torch.isfinite(o).all() else mean_square(o.double() - t)
         floor = 0.25 * torch.finfo(o.dtype).eps
         rows.append((name, wrong, mean_square(s.double() - t), mean_square(t), floor, t.numel()))
     return rows
-
-
-def kept(b: int, h: int, n_q: int, n_k: int, dropout: float, seed: int) -> Tensor:
-    """What dropout multiplies each weight by: that of equal weights, read off from an identity."""
-    q, k = (torch.zeros(b, h, n, 16, device="cuda") for n in (n_q, n_k))
-    torch.manual_seed(seed)
-    eye = torch.eye(n_k, device="cuda").expand(b, h, n_k, n_k)
-    return (attend(q, k, eye, dropout=dropout, backend="fused") != 0).double() / (1 - dropout)
-
-
-def curve_of(reach: int, parameters: list[Tensor], fused: bool) -> LagBias:
-    """TISA's, which the fused backend makes itself; by PyTorch it is float32 at least."""
-    if fused:
-        from whence.methods.tisa_kernel import CURVE
-
-        return CurveBias(CURVE, reach, *parameters)
-    a, b, c = (x[..., None] for x in parameters)
-    lag = torch.arange(-reach, reach + 1, device="cuda")
-    curve = (a * torch.exp(-b.abs() * (lag - c).square())).sum(1)
-    return LagBias(curve[None, :, None], Line(), Line())
 
 
 def mean_square(x: Tensor) -> float:
@@ -218,8 +287,7 @@ def mean_square(x: Tensor) -> float:
 
 def judged(call: dict[str, Any]) -> dict[str, Any]:
     """The call with its worst ratio of errors, and the tensors beyond twice PyTorch's."""
-    split = call["mode"] == "split"
-    strategy.SHORTEST = {256: 0} if split else {}
+    set_mode(call["mode"])
     draws = [errors_of(call, draw) for draw in range(DRAWS)]
     if any(tensor[5] < FEW for tensor in draws[0]):
         draws += [errors_of(call, draw) for draw in range(DRAWS, MORE_DRAWS)]
@@ -232,22 +300,42 @@ def judged(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "worst": round(max(ratios.values()), 3), "bad": bad}
 
 
-def worker(index: int, count: int, seeds: list[int], queue: Any) -> None:
+def set_mode(mode: str) -> None:
+    """Make the backend split every call that it can, or none."""
+    backend.SHORTEST = {256: 0} if mode == "split" else {}
+
+
+def worker(tasks: Any, found: Any) -> None:
+    """Judge the calls of one kind after another, until there is none left."""
+    torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
-    groups = sorted({seed // SHARED for seed in seeds})[index::count]
-    for seed in (s for group in groups for s in seeds if s // SHARED == group):
-        try:
-            queue.put(judged(call_of(seed)))
-        except Exception as error:
-            text = f"{type(error).__name__}: {str(error)[:200]}"
-            queue.put({**call_of(seed), "worst": float("inf"), "bad": {"error": text}})
-            traceback.print_exc(limit=2)
-    queue.put(None)
+    while (seeds := tasks.get()) is not None:
+        for seed in seeds:
+            try:
+                found.put(judged(call_of(seed)))
+            except Exception as error:
+                text = f"{type(error).__name__}: {str(error)[:200]}"
+                found.put({**call_of(seed), "worst": float("inf"), "bad": {"error": text}})
+                traceback.print_exc(limit=2)
+    found.put(None)
+
+
+def sanitize(count: int, first: int) -> int:
+    """Make calls of as many kinds with their gradients, for a tool that watches the memory."""
+    for index in range(count):
+        call = call_of(first + index * SHARED + index % SHARED)
+        set_mode(call["mode"])
+        Drawn(call, 0).run("fused")
+        torch.cuda.synchronize()
+        what = {x: call[x] for x in ("seed", "mode", "dtype", "bias", "n_q", "n_k", "d", "mask")}
+        print(index + 1, json.dumps(what), flush=True)
+    return 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--calls", type=int, default=500)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--sanitize", type=int, metavar="N", help="make N calls, compare nothing")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=540)
@@ -258,6 +346,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     options = parser.parse_args()
     first = options.seed * 1_000_000
+    if options.sanitize is not None:
+        sys.exit(sanitize(options.sanitize, first))
     seeds = list(range(first, first + options.calls))
     where = machine("cuda")
     where["commit"] = options.commit or where["commit"]
@@ -270,16 +360,20 @@ def main() -> None:
         seeds = [seed for seed in seeds if seed not in done]
     start, running, rows = time.time(), options.processes, []
     mp.set_start_method("spawn")
-    queue: Any = mp.Queue()
+    tasks: Any = mp.Queue()
+    found: Any = mp.Queue()
+    for kind in sorted({seed // SHARED for seed in seeds}):
+        tasks.put([seed for seed in seeds if seed // SHARED == kind])
     workers = [
-        mp.Process(target=worker, args=(i, options.processes, seeds, queue), daemon=True)
-        for i in range(options.processes)
+        mp.Process(target=worker, args=(tasks, found), daemon=True)
+        for _ in range(options.processes)
     ]
     for process in workers:
+        tasks.put(None)
         process.start()
     while running and time.time() - start < options.seconds:
         try:
-            row = queue.get(timeout=5)
+            row = found.get(timeout=5)
         except Exception:
             continue
         if row is None:
@@ -300,7 +394,8 @@ def main() -> None:
         "beyond_twice": len(bad),
         "worst": worst[-1],
         "median": worst[len(worst) // 2],
-        "by_mode": {m: sum(r["mode"] == m for r in rows) for m in ("one pass", "split", "decode")},
+        "by_mode": {m: sum(r["mode"] == m for r in rows) for m in MODES},
+        "by_bias": dict(Counter(row["bias"] for row in rows)),
         "by_commit": dict(Counter(row["commit"] for row in rows)),
         "seconds": round(time.time() - start),
     }
