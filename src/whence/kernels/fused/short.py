@@ -25,7 +25,8 @@ from whence.kernels.fused.device.short_triangle import short_triangle_kernel
 from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
 
 LONGEST = 128  # queries, keys and columns of a head
-FASTER = 64  # queries and keys up to which these kernels are faster; measured on an H200
+# Queries and keys up to which these kernels are faster, without and with tables, on an H200.
+FASTER, FASTER_WITH_TABLES = 64, 32
 MOST_LAGS = 64  # of a table's lags that a call can see
 
 
@@ -69,9 +70,17 @@ def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
         return False
     if call.band is None:
         return True
-    edge = call.band.shape[-1] // 2
-    laid_out = max(16, _padded(longest, 16)) - 1 + abs(numbers.q_start) <= edge
+    laid_out = LONGEST - 1 + abs(numbers.q_start) <= call.band.shape[-1] // 2
     return bool(call.product is None and call.band.shape[2] == 1 and laid_out)
+
+
+def is_faster(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
+    """Whether these kernels are faster than those of long sequences for a call that they cover."""
+    longest = max(q.shape[2], k.shape[2])
+    if _tables(call) != (None, None):
+        # With longer tiles Triton 3.6 compiles a read beyond shared memory (docs/LOG.md).
+        return bool(longest <= FASTER_WITH_TABLES)
+    return bool(longest <= FASTER or _as_triangle(q, k, v, call))
 
 
 def forward(
@@ -235,12 +244,19 @@ def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
     if tables != (None, None):
         warps = max(4, _warps(rows * keys))
         return Cut(rows, warps, run=4 if keys <= 16 else 2 if keys <= 32 else 1)
-    narrow, grouped = max(q.shape[3], v.shape[3]) <= 64, q.shape[1] > k.shape[1]
-    if rows > 64 and narrow and _triangular(call) and not grouped and call.numbers.dropout == 0:
+    if _as_triangle(q, k, v, call):
         return Cut(rows, 4, triangle=True)
     if max(rows, keys) <= 32:
         return Cut(rows, _warps(rows * keys), run=4, stages=2)
     return Cut(rows, _warps(rows * keys))
+
+
+def _as_triangle(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
+    """Whether backward takes a call of more than 64 queries in three tiles of 64 x 64."""
+    narrow, grouped = max(q.shape[3], v.shape[3]) <= 64, q.shape[1] > k.shape[1]
+    plain = _tables(call) == (None, None) and not grouped and call.numbers.dropout == 0
+    half = q.dtype != torch.float32
+    return bool(q.shape[2] > 64 and half and narrow and plain and _triangular(call))
 
 
 def _warps(cells: int) -> int:
