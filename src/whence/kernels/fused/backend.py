@@ -93,6 +93,8 @@ def far_start(call: AttentionCall) -> int | str:
     d = call.q.shape[-1]
     shortest = next((n for size, n in SHORTEST.items() if d <= size), None)
     if shortest is None or sight.n_q < max(shortest, FEWEST * start):
+        if torch.compiler.is_compiling():  # which fixes every number that is put into a text
+            return "it is faster for so short a sequence"
         return f"it is faster at {sight.n_q} tokens with a reach of {lag.reach}"
     if call.q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
         return "plain kernels are not deterministic"
