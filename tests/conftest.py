@@ -1,4 +1,4 @@
-"""Every test starts from the same random numbers and without tapes."""
+"""Every test starts from the same random numbers and without launch plans."""
 
 import gc
 import os
@@ -45,7 +45,7 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_tapes() -> None:
-    """A test may change what decides about launches; a tape of another one would not know."""
-    if "whence.replay" in sys.modules:
-        sys.modules["whence.replay"].forget()
+def _no_plans() -> None:
+    """A test may change what decides about launches; the plan of an earlier test would not know."""
+    if "whence.kernels.fused.function" in sys.modules:
+        sys.modules["whence.kernels.fused.function"].PLANS.forget()

@@ -13,9 +13,8 @@ pytest.importorskip("triton", reason="Triton is a Linux package")
 
 from whence.bench import timing, tune
 from whence.cli.root import app
-from whence.kernels import tiles_file, tiles_table
-from whence.kernels.tiles_table import Gpu, TileSet, built_in, lookup, shrunk, tuned
-from whence.kernels.triton_inputs import Tiles
+from whence.kernels.fused import function, tiles, tiles_file
+from whence.kernels.fused.tiles import Gpu, Tiles, TileSet, built_in, lookup, shrunk, tuned
 
 HALF = torch.bfloat16
 MINE = TileSet(Tiles(32, 64, 4, 3), Tiles(64, 32, 4, 2), Tiles(16, 64, 8, 1), 32)
@@ -26,11 +25,10 @@ CUDA = torch.device("cuda", 0)
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Act as if there were one, with an empty cache folder; gives a function that names it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tiles_table, "interpreted", lambda: False)
     lookup.cache_clear()
 
     def named(name: str, capability: tuple[int, int], shared: int) -> None:
-        monkeypatch.setattr(tiles_table, "gpu_of", lambda device: Gpu(name, capability, shared))
+        monkeypatch.setattr(tiles, "gpu_of", lambda device: Gpu(name, capability, shared))
 
     named("Card", (8, 6), 99 << 10)
     yield named
@@ -38,28 +36,27 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_each_architecture_has_a_row_and_an_unknown_one_the_largest_that_fits() -> None:
-    for capability, row in tiles_table.TABLE.items():
+    for capability, row in tiles.TABLE.items():
         assert built_in(64, HALF, capability, 0) == row.sizes[64]
         assert built_in(65, HALF, capability, 0) == row.sizes[128]
         assert built_in(256, torch.float32, capability, 0) == shrunk(row.sizes[256], 1)
     by_shared = {shared: built_in(128, HALF, (12, 1), shared) for shared in (228 << 10, 99 << 10)}
-    assert by_shared[228 << 10] == tiles_table.TABLE[9, 0].sizes[128]
-    assert by_shared[99 << 10] == tiles_table.TABLE[8, 6].sizes[128]
-    assert built_in(128, HALF, (7, 5), 64 << 10) == tiles_table.TABLE[8, 6].sizes[128]
+    assert by_shared[228 << 10] == tiles.TABLE[9, 0].sizes[128]
+    assert by_shared[99 << 10] == tiles.TABLE[8, 6].sizes[128]
+    assert built_in(128, HALF, (7, 5), 64 << 10) == tiles.TABLE[8, 6].sizes[128]
 
 
-@pytest.mark.parametrize("capability", sorted(tiles_table.TABLE))
+@pytest.mark.parametrize("capability", sorted(tiles.TABLE))
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_what_a_kernel_keeps_in_shared_memory_fits_the_row_s_gpu(
     capability: tuple[int, int], width: int
 ) -> None:
-    shared, sizes = tiles_table.TABLE[capability]
-    tiles = sizes[width]
+    shared, sizes = tiles.TABLE[capability]
 
     def kept(fixed: int, moving: int, stages: int) -> int:
         return 2 * width * (fixed + moving * stages)  # two bytes a number
 
-    forward, by_rows, by_keys, _ = tiles
+    forward, by_rows, by_keys, _ = sizes[width]
     assert kept(forward.rows, 2 * forward.keys, forward.stages) <= shared
     assert kept(2 * by_rows.rows, 2 * by_rows.keys, by_rows.stages) <= shared
     assert kept(2 * by_keys.keys, 2 * by_keys.rows, by_keys.stages) <= shared
@@ -71,7 +68,7 @@ def test_a_user_s_file_comes_first_for_its_gpu_its_dtype_and_heads_up_to_its_siz
     path = tiles_file.default_path()
     assert path == tmp_path / "whence" / "tiles.json"
     tune.write(path, "Card, sm86", {("bfloat16", 64): MINE})
-    table = tiles_table.TABLE
+    table = tiles.TABLE
     assert lookup(64, HALF, CUDA) == lookup(40, HALF, CUDA) == MINE
     assert lookup(80, HALF, CUDA) == table[8, 6].sizes[128]
     assert lookup(64, torch.float16, CUDA) == table[8, 6].sizes[64]
@@ -172,19 +169,39 @@ def test_without_a_clear_gain_the_tiles_stay() -> None:
 def test_while_tiles_are_tried_every_launch_takes_them_and_fails_where_they_do_not_fit() -> None:
     import triton
 
-    launched: list[object] = []
-    q = torch.zeros(1, 1, 1, 64)
-    with tiles_table.trying(MINE):
-        tiles_table.fitting("forward", q, q, launched.append)
-        tiles_table.fitting("backward", q, q, lambda *parts: launched.append(parts))
+    launched: list[TileSet] = []
+    kind = (64, torch.float32, torch.device("cpu"))
 
-        def refuses(*_: object) -> None:
-            raise triton.runtime.errors.OutOfResources(300_000, 100_000, "shared memory")
+    def refuses(_: TileSet) -> None:
+        raise triton.runtime.errors.OutOfResources(300_000, 100_000, "shared memory")
 
+    with function.trying(MINE):
+        for purpose in ("forward", "backward"):
+            tiles.TILES.fit(purpose, *kind, launched.append)
         with pytest.raises(triton.runtime.errors.OutOfResources):
-            tiles_table.fitting("forward", q, q, refuses)
-    assert launched == [MINE.forward, MINE[1:]]
-    assert tiles_table._tried == []
+            tiles.TILES.fit("forward", *kind, refuses)
+    tiles.TILES.fit("forward", *kind, launched.append)
+    assert launched == [MINE, MINE, tiles.INTERPRETED]
+
+
+def test_plans_of_tiles_that_are_tried_are_made_anew_and_forgotten_after_an_error_too() -> None:
+    plans, made = function.PLANS, []
+
+    def make() -> object:
+        made.append(1)
+        return object()
+
+    def refused() -> None:
+        with function.trying(MINE):
+            plans.find("a call", make)
+            raise ValueError("not exact")
+
+    plans.find("a call", make)
+    with pytest.raises(ValueError, match="not exact"):
+        refused()
+    plans.find("a call", make)
+    assert len(made) == 3
+    plans.forget()
 
 
 def test_the_command_writes_the_file_after_each_size(

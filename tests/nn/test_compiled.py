@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from whence.kernels.plain import _has_cudnn
+from whence.kernels.fused.plain import _has_cudnn
 from whence.nn import MultiheadAttention, TransformerEncoder
 
 pytestmark = [

@@ -1,7 +1,6 @@
 """Few queries against many keys: shares of the keys, merged, equal the definition."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -21,30 +20,31 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    from whence.kernels import triton_decode
+    from whence.kernels.fused import inputs
 
-    monkeypatch.setattr(triton_decode, "LEAST", 32)
+    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from whence.kernels import triton_launch
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
+    """The kernels of the plans that are made from here on, and their constants."""
+    from whence.kernels.fused.plan import Plan
 
-    calls: list[int] = []
-    decode = triton_launch.decode
+    found: list[tuple[str, dict[str, object]]] = []
+    launch = Plan.launch
 
-    def counting(*args: object, **options: object) -> None:
-        calls.append(1)
-        decode(*args, **options)
+    def noting(self: Plan, kernel: object, *rest: object, **options: object) -> None:
+        found.append((kernel.fn.__name__, options))
+        launch(self, kernel, *rest, **options)
 
-    monkeypatch.setattr(triton_launch, "decode", counting)
-    return calls
+    monkeypatch.setattr(Plan, "launch", noting)
+    return found
 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_output_and_every_gradient_equal_the_definition(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = counted(monkeypatch)
+    launches = planned(monkeypatch)
     choose = random.Random(seed)
     torch.manual_seed(seed)
     b, h_kv, groups = choose.choice([1, 2]), choose.choice([1, 2]), choose.choice([1, 3])
@@ -84,17 +84,17 @@ def test_output_and_every_gradient_equal_the_definition(
 
     for found, wanted in zip(run("fused"), run("reference"), strict=True):
         torch.testing.assert_close(found, wanted.expand_as(found), rtol=2e-4, atol=3e-5)
-    assert calls == [1]
+    assert [name for name, _ in launches].count("share_kernel") == 1
 
 
 def test_packed_segments_and_low_rank_terms_decode_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = counted(monkeypatch)
+    launches = planned(monkeypatch)
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 3, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
     segments = Mask(segments=(torch.tensor([[0, 1, 1]]), torch.arange(50)[None] // 25))
     wanted = attend(q, k, v, mask=segments, backend="reference")
     torch.testing.assert_close(attend(q, k, v, mask=segments, backend="fused"), wanted)
-    assert calls == [1]
+    assert [name for name, _ in launches].count("share_kernel") == 1
 
 
 @pytest.mark.parametrize("spec", ["tisa", "t5", "alibi", "shaw:clip=3", "kerple+rope"])
@@ -110,7 +110,7 @@ def test_a_step_of_a_method_equals_the_last_row_of_the_whole(spec: str) -> None:
 
 
 def test_shares_cover_all_keys_and_none_twice() -> None:
-    from whence.kernels.triton_decode import shares
+    from whence.kernels.fused.tiles import shares
 
     for n_k in (1, 127, 128, 1000, 32768, 100_001):
         for heads in (1, 12, 500):
@@ -121,37 +121,23 @@ def test_shares_cover_all_keys_and_none_twice() -> None:
 
 
 def test_tiles_of_a_decoder_shrink_with_those_that_fit() -> None:
-    from types import SimpleNamespace
+    from whence.kernels.fused.tiles import NARROW, PLAIN, WIDE, share_tiles
 
-    from whence.kernels.triton_decode import NARROW, WIDE, tiles_of
-
-    def half(width: int, keys: int, stages: int) -> tuple[int, ...]:
-        q = SimpleNamespace(is_cuda=True, element_size=lambda: 2)
-        return tuple(tiles_of(width, q, keys, stages))  # type: ignore[arg-type]
-
-    assert half(64, 128, 3) == tuple(NARROW)
-    assert half(128, 128, 3) == tuple(WIDE)
-    assert half(128, 32, 1)[:2] == (32, 1)
+    assert share_tiles(64, torch.bfloat16, 128, 3) == NARROW
+    assert share_tiles(128, torch.bfloat16, 128, 3) == WIDE
+    assert share_tiles(64, torch.float32, 128, 3) == share_tiles(256, torch.half, 128, 3) == PLAIN
+    assert share_tiles(128, torch.bfloat16, 32, 1)[:2] == (32, 1)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("n_q", [1, 3])
 @pytest.mark.parametrize("reach", [5, 150])
-def test_without_gradients_a_share_makes_its_own_part_of_a_curve(
+def test_a_share_makes_its_own_part_of_a_curve(
     groups: int, n_q: int, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels import triton_decode
-    from whence.lag import CurveBias
-    from whence.methods.tisa_kernel import CURVE
+    from whence.lag import GAUSSIANS, CurveBias
 
-    given = []
-    launched = triton_decode.launch
-
-    def launch(kernel: Any, *rest: Any, **options: Any) -> None:
-        given.append(options.get("CURVE"))
-        launched(kernel, *rest, **options)
-
-    monkeypatch.setattr(triton_decode, "launch", launch)
+    launches = planned(monkeypatch)
     torch.manual_seed(0)
     method = build("tisa", n_heads=2 * groups, d_head=16)
     for causal in (False, True):
@@ -159,13 +145,14 @@ def test_without_gradients_a_share_makes_its_own_part_of_a_curve(
         k, v = (torch.randn(2, 2, 139, 16) for _ in range(2))
         for recorded in (False, True):
             with torch.set_grad_enabled(recorded):
-                bias = CurveBias(CURVE, reach, *method.parameters())
+                bias = CurveBias(GAUSSIANS, reach, *method.parameters())
                 found, wanted = (
                     attend(q, k, v, bias=bias, causal=causal, backend=backend)
                     for backend in ("fused", "reference")
                 )
             torch.testing.assert_close(found, wanted)
-    assert given == [True, None, False, None] * 2
+    assert [name for name, _ in launches] == ["share_kernel", "merge_kernel"] * 4
+    assert all(constants["CURVE_AT"] is not None for _, constants in launches[::2])
 
 
 QUICK = ("tisa for 3 of a cache", "shaw:clip=3 for 1 of a cache")  # the rest have simpler bands

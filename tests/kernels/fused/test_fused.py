@@ -163,7 +163,8 @@ def test_what_it_cannot_run_is_refused_before_launch() -> None:
         attend(q, q, q, mask=torch.ones(1, 1, 4, 4, dtype=torch.bool), backend="fused")
     text = str(explain(q, q, q, bias=LagBias.clipped(torch.zeros(1, 1, 1, 3))))
     assert "-> fused" in text
-    assert "no atomics; the band's gradient by block-diagonals" in text
+    assert "linear memory, no atomics" in text
+    assert "forward_kernel x 1 (1, 1), tiles of 16 x 16" in text
 
 
 def test_output_and_gradients_lie_in_memory_as_the_queries_do() -> None:
@@ -203,54 +204,72 @@ def test_the_compiler_sees_one_operator() -> None:
 def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
 
-    from whence.kernels import tiles_table
+    from whence.kernels.fused import tiles
 
     tried = []
-    monkeypatch.setattr(tiles_table, "interpreted", lambda: False)
-    monkeypatch.setattr(tiles_table, "_shrunk", {})
+    monkeypatch.setattr(tiles, "lookup", lambda *_: tiles.TABLE[9, 0].sizes[64])
 
-    def launch(tiles: object) -> str:
-        tried.append(tiles)
+    def make(those: object) -> str:
+        tried.append(those)
         if len(tried) < 4:
             raise triton.runtime.errors.OutOfResources(300_000, 100_000, "shared memory")
-        return "ran"
+        return "made"
 
-    q = torch.randn(1, 1, 1, 48)
-    assert tiles_table.fitting("forward", q, q, launch) == "ran"
-    assert tiles_table.fitting("forward", q, q, launch) == "ran"
+    fitting = tiles.FittingTiles()
+    kind = ("forward", 48, torch.float32, torch.device("cpu"))
+    assert fitting.fit(*kind, make) == "made"
+    assert fitting.fit(*kind, make) == "made"
     assert tried[-1] == tried[-2] != tried[0]  # what fitted is remembered
-    small = tiles_table.Tiles(128, 64, 8, 3)
+    fitting.fit("backward", *kind[1:], make)
+    assert tried[-1] == tried[0]  # by purpose
+    small = tiles.Tiles(128, 64, 8, 3)
     sizes = []
     for _ in range(8):
-        small = tiles_table._smaller(small)
+        small = tiles._smaller(small)
         sizes.append(small.rows * small.keys * small.stages)
     assert sizes == sorted(sizes, reverse=True)
-    assert min(small.rows, small.keys) >= tiles_table.SMALLEST
+    assert min(small.rows, small.keys) >= tiles.SMALLEST
 
 
 def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
-    from whence.lag import CurveBias
+    from whence.kernels.fused import launch
+    from whence.kernels.fused.inputs import CurveBand, Inputs, Numbers
+    from whence.kernels.fused.plan import Plan, slots_of
     from whence.methods.tisa import Tisa
-    from whence.methods.tisa_kernel import CURVE
 
     method = Tisa(3, kernels=4, start="released")
+    parameters = list(method.parameters())
+    numbers = Numbers(1.0, 0, -1, -1, 0.0, False)
+
+    def evaluated(reach: int, d_band: Tensor) -> list[Tensor]:
+        """The band of the lags -reach..reach, the extent and the parameters' gradients."""
+        given = [*(x.detach() for x in parameters), torch.randn(1, 3, 5, 16), d_band[None, :, None]]
+        *curve, q, slope = slots_of(given)
+        made = CurveBand("gaussians", reach, curve)
+        plan = Plan(torch.device("cpu"), len(given))
+        band, extent, _ = launch._laid_out(plan, q, q, q, Inputs(), numbers, None, made)
+        found = launch._curve_gradient(plan, made, extent, slope, None, False)
+        plan.returns(band, extent, *found)
+        band, extent, *found = plan.run(given)
+        middle = band.shape[-1] // 2
+        band = band[0, :, 0] / math.log2(math.e)
+        assert not band[:, : middle - reach].any()
+        assert not band[:, middle + reach + 1 :].any()
+        return [band[:, middle - reach : middle + reach + 1], extent, *found]
+
     for reach in (0, 5, 300):
-        bias = CurveBias(CURVE, reach, *method.parameters())
-        band, extent = bias.band[0, :, 0], bias.extent
         wanted = method.curve(torch.arange(-reach, reach + 1))
+        weight = torch.randn_like(wanted)
+        band, extent, *found = evaluated(reach, weight)
         torch.testing.assert_close(band, wanted)
         assert torch.equal(extent.long(), method.extent(reach))
-        weight = torch.randn_like(wanted)
-        parameters = list(method.parameters())
         for a, b in zip(
-            torch.autograd.grad((band * weight).sum(), parameters),
-            torch.autograd.grad((wanted * weight).sum(), parameters),
-            strict=True,
+            found, torch.autograd.grad((wanted * weight).sum(), parameters), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         method.raw_amplitude[2, 1] = torch.nan
-    assert CurveBias(CURVE, 300, *method.parameters()).extent[2] == 300
+    assert evaluated(300, torch.zeros(3, 601))[1][2] == 300
 
 
 @pytest.mark.parametrize("n_k", [16, 17, 23])
@@ -292,17 +311,16 @@ def test_more_heads_than_a_grid_has_are_refused() -> None:
 
 
 def test_the_operator_sums_no_gradient_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whence.kernels import fused_eager, fused_op
-    from whence.kernels.fused_parts import gradients
+    from whence.kernels.fused import function
+    from whence.kernels.fused.inputs import Wanted
 
-    asked = []
+    asked, gradients = [], function.gradients
 
-    def asking(*args: object, band_too: bool, tails_too: bool) -> object:
-        asked.append((band_too, tails_too))
-        return gradients(*args, band_too=band_too, tails_too=tails_too)
+    def asking(*args: object) -> object:
+        asked.append(args[-1])
+        return gradients(*args)
 
-    for module in (fused_op, fused_eager):
-        monkeypatch.setattr(module, "gradients", asking)
+    monkeypatch.setattr(function, "gradients", asking)
     q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in range(3))
     bias = LagBias.line(torch.tensor([-0.5, -0.25]))
 
@@ -314,4 +332,4 @@ def test_the_operator_sums_no_gradient_that_nobody_wants(monkeypatch: pytest.Mon
     wanted = torch.autograd.grad(run(q, k, v).square().sum(), [q, k, v])
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)
-    assert asked == [(False, False)] * 2
+    assert asked == [Wanted(band=False, tails=False)] * 2

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from whence import LagBias, Line, Mask, attend, build
-from whence.lag import QueryBias, query
+from whence.lag import QueryBias, deferred
 from whence.nn import positioned_attention
 
 pytestmark = pytest.mark.triton
@@ -41,7 +41,7 @@ def unmade(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Tensor) -> Tensor:
         raise AssertionError("somebody made the band")
 
-    monkeypatch.setattr(query, "_product", refuse)
+    monkeypatch.setattr(deferred, "_product", refuse)
 
 
 def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -57,16 +57,13 @@ def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("poisoned")
 def test_the_band_is_the_product_with_its_ends_repeated(shape: str, dtype: torch.dtype) -> None:
-    from whence.kernels.triton_inputs import Inputs, Numbers, Product, Tiles
-    from whence.kernels.triton_launch import forward
-    from whence.kernels.triton_query_band import band_room
+    from whence.kernels.fused.function import attended
+    from whence.kernels.fused.inputs import Call, Given, Kept, Numbers
 
     q, table = factors(shape, dtype)
-    laid, tails = band_room(q, table)
-    inputs = Inputs(laid[..., 1:-1], None, tails, None, None, None, None, None)
-    numbers = Numbers(1.0, 0, -1, -1, 0.0, False)
-    product = Product(0.3, q, table)
-    forward(q, q, q, inputs, numbers, Tiles(16, 16, 1, 1), None, laid, product)
+    call = Call(Numbers(1.0, 0, -1, -1, 0.0, False), product_scale=0.3)
+    kept = Kept(*attended(Given(q, q, q, factor=table), call, recorded=True)[: len(Kept._fields)])
+    laid, tails = kept.band, kept.tails
     band = 0.3 * q.double() @ table.double().transpose(-1, -2)
     left, right = band[..., :1], band[..., -1:]
     wanted = torch.cat([left, band, right], dim=-1) * LOG2E
@@ -81,11 +78,12 @@ def test_the_band_is_the_product_with_its_ends_repeated(shape: str, dtype: torch
 def test_its_gradients_are_two_products_with_the_tails_at_the_ends(
     shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels import triton_query_band
-    from whence.kernels.triton_query_band import band_gradients, value_table_gradient
+    from whence.kernels.fused import launch
+    from whence.kernels.fused.inputs import Product, Wanted
+    from whence.kernels.fused.plan import Plan, slots_of
 
     q, table = factors(shape, dtype)
-    monkeypatch.setattr(triton_query_band, "BUSY", 4)  # a run has several steps
+    monkeypatch.setattr(launch, "BUSY", 4)  # a run has several steps
     d_band, d_tails = torch.randn(*q.shape[:3], table.shape[1]), torch.randn(4, *q.shape[:3])
     d_tails[1::2] = torch.nan  # slopes, which it has not
     whole = d_band.double()
@@ -96,22 +94,36 @@ def test_its_gradients_are_two_products_with_the_tails_at_the_ends(
     # To bfloat16 the interpreter cuts, and does not round.
     rounding = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}[dtype]
 
-    found_q, found_table = band_gradients(d_band, d_tails, q, table, 0.3)
+    def gradients(d_q: Tensor | None, **wanted: bool) -> tuple[Tensor | None, ...]:
+        """Of a query of its own, or, with d_q, of the attention's q, whose gradient that is."""
+        given = [d_band, d_tails, q, table, d_q]
+        d_band_slot, d_tails_slot, query, factor, into = slots_of(given)
+        product = Product(0.3, query if d_q is None else None, factor)
+        plan = Plan(q.device, len(given))
+        found = launch._product_gradients(
+            plan, product, query, into, d_band_slot, d_tails_slot, Wanted(True, True, **wanted)
+        )
+        plan.returns(*found)
+        return plan.run(given)
+
+    found_q, found_table = gradients(None, query=True, factor=True)
     assert found_q.dtype == dtype
     torch.testing.assert_close(found_q.double(), d_q, rtol=rounding, atol=1e-5)
     torch.testing.assert_close(found_table.double(), d_table, rtol=1e-6, atol=1e-4)
 
     there = torch.randn(q.transpose(1, 2).shape).to(dtype).transpose(1, 2)
     wanted = there.double() + d_q
-    found_q, nothing = band_gradients(d_band, d_tails, q, table, 0.3, into=there, table_too=False)
-    assert (found_q is there, nothing) == (True, None)
+    assert gradients(there, query=True, factor=False) == (None, None)
     torch.testing.assert_close(there.double(), wanted, rtol=rounding, atol=1e-5)
 
-    nothing, found_table = band_gradients(d_band, d_tails, q, table, 0.3, query_too=False)
+    nothing, found_table = gradients(None, query=False, factor=True)
     assert nothing is None
     torch.testing.assert_close(found_table.double(), d_table, rtol=1e-6, atol=1e-4)
 
-    found_table = value_table_gradient(d_band, q, table)
+    given = [d_band, q, table]
+    plan = Plan(q.device, len(given))
+    plan.returns(launch._table_gradient(plan, *slots_of(given)))
+    (found_table,) = plan.run(given)
     wanted = _summed(d_band.double(), q, table)
     torch.testing.assert_close(found_table.double(), wanted, rtol=1e-6, atol=1e-4)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from five_calls import Case, Sizes, errors_beyond, five_calls, nan_in_empty_memory
 from shaking import gains
 from whence import LagBias, LagValues, Line, attend, build, explain
-from whence.kernels import strategy
+from whence.kernels.fused import backend as fused
 
 __all__ = ["nan_in_empty_memory"]
 pytestmark = pytest.mark.triton
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.triton
 @pytest.fixture(autouse=True)
 def _short_calls_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    monkeypatch.setattr(strategy, "GRAIN", 8)
-    monkeypatch.setattr(strategy, "SHORTEST", {256: 0})
-    monkeypatch.setattr(strategy, "FEWEST", 1)
+    monkeypatch.setattr(fused, "GRAIN", 8)
+    monkeypatch.setattr(fused, "SHORTEST", {256: 0})
+    monkeypatch.setattr(fused, "FEWEST", 1)
 
 
 def leaf(*shape: int) -> Tensor:
@@ -78,7 +78,7 @@ def test_methods_of_finite_reach_train_through_it(spec: str) -> None:
         return [out, *torch.autograd.grad(out.square().sum(), [q, k, v, *method.parameters()])]
 
     bias = method.score_term(q, pos, pos)
-    assert not isinstance(strategy.far_start(call_of(q, k, v, bias)), str)
+    assert not isinstance(fused.far_start(call_of(q, k, v, bias)), str)
     units = [1, 1, 1, 1, *gains(method)]
     for found, wanted, unit in zip(run("fused"), run("reference"), units, strict=True):
         torch.testing.assert_close(found / unit, wanted / unit, rtol=5e-4, atol=5e-5)
@@ -104,18 +104,16 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, bias: LagBias, **more: object) -> o
 def test_one_pass_takes_what_a_plain_kernel_cannot(more: dict[str, object], why: str) -> None:
     q, k, v = (leaf(1, 2, 40, 16) for _ in range(3))
     bias = LagBias(leaf(1, 2, 1, 7), Line(), Line())
-    assert strategy.far_start(call_of(q, k, v, bias)) == 8
-    assert why in str(strategy.far_start(call_of(q, k, v, bias, **more)))
+    assert fused.far_start(call_of(q, k, v, bias)) == 8
+    assert why in str(fused.far_start(call_of(q, k, v, bias, **more)))
 
 
 def test_endless_and_sloped_biases_stay_in_one_pass() -> None:
     q, k, v = (leaf(1, 2, 40, 16) for _ in range(3))
     slope = Line(slope=torch.ones(1, 2, 1))
     sloped = LagBias(leaf(1, 2, 1, 7), slope, slope)
-    assert "slopes" in str(strategy.far_start(call_of(q, k, v, sloped)))
-    assert "no finite reach" in str(
-        strategy.far_start(call_of(q, k, v, LagBias(leaf(1, 2, 1, 79))))
-    )
+    assert "slopes" in str(fused.far_start(call_of(q, k, v, sloped)))
+    assert "no finite reach" in str(fused.far_start(call_of(q, k, v, LagBias(leaf(1, 2, 1, 79)))))
 
 
 def test_the_compiler_sees_one_operator_here_too() -> None:
@@ -138,7 +136,7 @@ def test_the_compiler_sees_one_operator_here_too() -> None:
 def test_a_scale_of_zero_stays_in_one_pass() -> None:
     q, k, v = (leaf(1, 2, 40, 16) for _ in range(3))
     bias = LagBias(leaf(1, 2, 1, 7), Line(), Line())
-    assert "positive scale" in str(strategy.far_start(call_of(q, k, v, bias, scale=0.0)))
+    assert "positive scale" in str(fused.far_start(call_of(q, k, v, bias, scale=0.0)))
 
 
 @pytest.mark.parametrize(
