@@ -170,18 +170,37 @@ def test_the_split_on_its_two_streams_gives_the_same_in_a_graph_and_on_another_s
 
 
 def test_a_tensor_on_the_cpu_is_refused_also_by_a_kernel_that_ran_before() -> None:
-    from whence.launcher import launch
-    from whence.methods.tisa_kernel import _curve_kernel
-
-    parts = [torch.rand(4, 5, device="cuda") for _ in range(3)]
-    band = torch.empty(4, 129, device="cuda")
-    extent = torch.empty(4, dtype=torch.int32, device="cuda")
-    numbers = (64, 5)
+    q, k, v = qkv(64)
+    band = torch.randn(1, 4, 1, 9, device="cuda")
     for _ in range(2):
-        launch(_curve_kernel, (4, 1), (*parts, band, extent), numbers, KERNELS=8, BLOCK=512)
-    tensors = (parts[0], parts[1].cpu(), parts[2], band, extent)
-    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
-        launch(_curve_kernel, (4, 1), tensors, numbers, KERNELS=8, BLOCK=512)
+        attend(q, k, v, bias=LagBias(band, Line(), Line()), backend="fused")
+    with pytest.raises(ValueError, match="on one device, got cuda:0 and cpu"):
+        attend(q, k, v, bias=LagBias(band.cpu(), Line(), Line()), backend="fused")
+
+
+def test_hooks_of_tritons_launches_are_called_for_each_kernel_of_a_plan() -> None:
+    import triton
+
+    from whence.kernels.fused.function import PLANS
+
+    PLANS.forget()
+    q, k, v = (x.detach() for x in qkv(64))
+    bias = LagBias(torch.randn(1, 4, 1, 9, device="cuda"), Line(), Line())
+    attend(q, k, v, bias=bias, backend="fused")  # the plan is made without a hook
+    (plan,) = PLANS._kept.values()
+    names: list[str] = []
+
+    def hook(metadata: object) -> None:
+        names.append(metadata.get()["name"])  # type: ignore[attr-defined]
+
+    runtime = triton.knobs.runtime
+    runtime.launch_enter_hook.add(hook)
+    try:
+        attend(q, k, v, bias=bias, backend="fused")
+    finally:
+        runtime.launch_enter_hook.remove(hook)
+    attend(q, k, v, bias=bias, backend="fused")
+    assert names == [each.kernel for each in plan.launches]
 
 
 def test_autocast_and_activation_checkpointing_work() -> None:

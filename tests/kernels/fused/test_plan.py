@@ -94,6 +94,29 @@ def test_plans_are_made_once_for_a_signature_and_the_oldest_goes_first():
     assert len(plans) == 0
 
 
+def test_a_plan_that_cannot_be_made_is_made_at_the_next_call():
+    from whence.kernels.fused.plan import Plans
+
+    plans, wanted = Plans(), object()
+
+    def fails() -> Any:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        plans.find(1, fails)
+    assert len(plans) == 0
+    assert plans.find(1, lambda: wanted) is wanted
+
+
+def test_tensors_of_a_plan_are_on_one_device():
+    from whence.kernels.fused.plan import lies, slots_of
+
+    here, elsewhere = torch.empty(3), torch.empty(3, device="meta")
+    assert lies(here) != lies(elsewhere)
+    with pytest.raises(ValueError, match="on one device, got cpu and meta"):
+        slots_of([here, None, elsewhere])
+
+
 def test_memory_with_tokens_lies_with_the_heads_of_a_token_together():
     from whence.kernels.fused.plan import Plan
 

@@ -113,9 +113,7 @@ def test_endless_and_sloped_biases_stay_in_one_pass() -> None:
     slope = Line(slope=torch.ones(1, 2, 1))
     sloped = LagBias(leaf(1, 2, 1, 7), slope, slope)
     assert "slopes" in str(fused.far_start(call_of(q, k, v, sloped)))
-    assert "no finite reach" in str(
-        fused.far_start(call_of(q, k, v, LagBias(leaf(1, 2, 1, 79))))
-    )
+    assert "no finite reach" in str(fused.far_start(call_of(q, k, v, LagBias(leaf(1, 2, 1, 79)))))
 
 
 def test_the_compiler_sees_one_operator_here_too() -> None:

@@ -124,7 +124,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     if mask is not None:
         keys = None if mask.keys is None else mask.keys.to(torch.uint8).contiguous()
         if mask.segments is not None:
-            q_segment, k_segment = (x.contiguous() for x in mask.segments)
+            q_segment, k_segment = (_packed(x) for x in mask.segments)
     if call.dropout:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
     if call.values is not None:
@@ -167,7 +167,7 @@ def _lag_parts(
     if all(x is None for x in lines):
         extent = lag.extent
         if extent is not None:
-            extent = extent.expand(n_heads).to(torch.int32).contiguous()
+            extent = _packed(extent.expand(n_heads).to(torch.int32))
         return band, extent, None
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]

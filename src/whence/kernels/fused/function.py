@@ -93,6 +93,7 @@ def gradients(
     out, residual = packed(kept.out, tokens), kept.out_residual
     residual = residual if residual is None else packed(residual, tokens)
     kept = kept._replace(out=out, out_residual=residual)
+    d_out = d_out.resolve_neg()  # kernels read raw memory
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
     elsewhere: Sequence[Tensor | None] = (None,) * 6
     if call.numbers.far:

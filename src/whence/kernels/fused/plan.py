@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from whence.checks import require
+
 ALIGNMENT = 512  # bytes between parts of the workspace, as PyTorch's allocator places tensors
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
@@ -303,11 +305,16 @@ def lies(x: Tensor | None) -> Hashable:
     """How a tensor lies in memory: the part of a call's signature that it is."""
     if x is None:
         return None
-    return x.shape, x.stride(), x.dtype, x.data_ptr() & 15 == 0
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
 
 
 def slots_of(given: Tensors) -> list[Slot | None]:
-    """The slots of a plan's given tensors."""
+    """The slots of a plan's given tensors, which must be on one device: kernels get addresses."""
+    devices = dict.fromkeys(str(x.device) for x in given if x is not None)
+    require(
+        len(devices) <= 1,
+        lambda: f"the tensors of a call must be on one device, got {' and '.join(devices)}.",
+    )
     return [
         None
         if x is None

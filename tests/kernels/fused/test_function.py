@@ -1,0 +1,317 @@
+"""The differentiable function: plans are reused for tensors alike, and for no others."""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from five_calls import nan_in_empty_memory
+from shaking import gains
+from whence import LagBias, Line, attend, build
+from whence.kernels.call import as_call
+from whence.kernels.fused.backend import inputs_of
+from whence.lag import GAUSSIANS, CurveBias, QueryBias
+from whence.methods.tisa import Tisa
+from whence.nn import positioned_attention
+
+__all__ = ["nan_in_empty_memory"]
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1"),
+    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+    from whence.kernels.fused import inputs
+
+    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
+
+
+@pytest.fixture
+def plans() -> Any:
+    from whence.kernels.fused.function import PLANS
+
+    return PLANS
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def banded(q: Tensor, k: Tensor, v: Tensor, band: Tensor, backend: str = "fused") -> Tensor:
+    return attend(q, k, v, bias=LagBias(band, Line(), Line()), causal=True, backend=backend)
+
+
+def assert_right(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> None:
+    """The output and every gradient are those of the definition, in the dtype of q."""
+    leaves, results = [q, k, v, band], []
+    slope = torch.randn(v.shape)
+    for backend in ("fused", "reference"):
+        wide = [x.float() for x in (q, k, v)] if backend == "reference" else [q, k, v]
+        out = banded(*wide, band, backend)
+        results.append([out, *torch.autograd.grad(out, leaves, slope.to(out.dtype))])
+    exact = q.dtype == torch.float32
+    for a, b in zip(*results, strict=True):
+        rtol, atol = (1e-4, 2e-5) if exact else (2e-2, 2e-2)
+        torch.testing.assert_close(a.float(), b.float(), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tisa",
+        "shaw:clip=4",
+        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("alibi", marks=pytest.mark.slow),
+        pytest.param("kerple", marks=pytest.mark.slow),
+        "tisa + shaw",
+    ],
+)
+@pytest.mark.parametrize("n_q", [1, 20])
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_a_plan_is_made_once_and_each_call_gets_the_numbers_of_its_own_tensors(
+    plans: Any, spec: str, n_q: int
+) -> None:
+    method = build(spec, n_heads=2, d_head=16)
+    n_k = n_q if n_q > 1 else 40
+    for _ in range(3):
+        q = torch.randn(2, n_q, 2, 16).transpose(1, 2).requires_grad_()
+        k, v = (leaf(2, 2, n_k, 16) for _ in range(2))
+        d_out, keys = torch.randn(2, 2, n_q, 16), torch.rand(2, n_k) < 0.9
+        leaves, results = [q, k, v, *method.parameters()], []
+        for backend in ("fused", "reference"):
+            out = positioned_attention(method, q, k, v, backend=backend, causal=True, mask=keys)
+            found = torch.autograd.grad(out, leaves, d_out, allow_unused=True)
+            results.append([out.detach(), *found])
+        units = [1, 1, 1, 1, *gains(method)]
+        for a, b, unit in zip(*results, units, strict=True):
+            torch.testing.assert_close(a / unit, b / unit, rtol=1e-4, atol=2e-5)
+        assert len(plans) == 2, "forward and backward"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.half(),
+        lambda x: x[:, :, :4].contiguous(),
+        lambda x: torch.cat([torch.zeros(1), x.flatten()])[1:].view(x.shape),
+    ],
+    ids=["strides", "dtype", "shape", "alignment"],
+)
+def test_tensors_that_lie_otherwise_have_plans_of_their_own(
+    plans: Any, change: Callable[[Tensor], Tensor]
+) -> None:
+    band = leaf(1, 2, 1, 7)
+    for _ in range(2):
+        assert_right(*(leaf(1, 2, 5, 16) for _ in range(3)), band)
+    assert len(plans) == 2
+    for _ in range(2):
+        assert_right(*(change(torch.randn(1, 2, 5, 16)).requires_grad_() for _ in range(3)), band)
+    assert len(plans) == 4
+
+
+def test_a_tensor_on_another_device_is_refused_also_where_there_is_a_plan() -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 16).unbind()
+    banded(q, k, v, torch.randn(1, 2, 1, 7))
+    with pytest.raises(ValueError, match="on one device, got cpu and meta"):
+        banded(q, k, v, torch.randn(1, 2, 1, 7, device="meta"))
+
+
+def test_a_tensor_given_twice_is_no_other_than_two_alike() -> None:
+    band = leaf(1, 2, 1, 7)
+    x = leaf(1, 2, 5, 16)
+    found, wanted = (
+        torch.autograd.grad(banded(x, x, x, band, backend).square().sum(), x)[0]
+        for backend in ("fused", "reference")
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-5)
+    assert_right(*(leaf(1, 2, 5, 16) for _ in range(3)), band)
+
+
+@pytest.mark.parametrize("spec", ["tisa", "t5", "shaw:clip=3"])
+def test_saved_tensors_that_hooks_moved_give_the_same_gradients(spec: str) -> None:
+    method = build(spec, n_heads=2, d_head=16)
+    q, k, v = (torch.randn(1, 9, 2, 16).transpose(1, 2).requires_grad_() for _ in range(3))
+    results = []
+
+    def moved(x: Tensor) -> Tensor:
+        """The same numbers, in another place and, where the axes allow it, in another order."""
+        return x.clone(memory_format=torch.contiguous_format)
+
+    for pack in (lambda x: x, moved):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = positioned_attention(method, q, k, v, backend="fused")
+        leaves = [q, k, v, *method.parameters()]
+        results.append(torch.autograd.grad(out.square().sum(), leaves))
+    torch.testing.assert_close(*results)
+
+
+def test_there_are_never_more_plans_than_the_bound(
+    plans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "most", 3)
+    band = leaf(1, 2, 1, 7)
+    for n in (4, 5, 6, 4):
+        assert_right(*(leaf(1, 2, n, 16) for _ in range(3)), band)
+        assert len(plans) <= 3
+
+
+def test_results_are_memory_of_their_own() -> None:
+    band = leaf(1, 2, 1, 7)
+    leaves = [*(leaf(1, 2, 9, 16) for _ in range(3)), band]
+    results = []
+    for _ in range(2):
+        out = banded(*leaves)
+        results += [out.detach(), *torch.autograd.grad(out.sum(), leaves)]
+    places = [x.untyped_storage().data_ptr() for x in (*results, *leaves)]
+    assert len(set(places)) == len(places)
+    for x in results:
+        assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
+
+
+def test_a_call_that_failed_leaves_nothing_broken(
+    plans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels.fused.plan import Plan
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    tensors = [leaf(1, 2, 5, 16) for _ in range(3)]
+    band = leaf(1, 2, 1, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "launch", fails)  # while the plan is made
+        with pytest.raises(RuntimeError, match="out of memory"):
+            banded(*tensors, band)
+    assert len(plans) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_strided", fails)  # while it runs
+        with pytest.raises(RuntimeError, match="out of memory"):
+            banded(*tensors, band)
+    assert_right(*tensors, band)
+
+
+def test_a_curve_that_all_heads_share_is_that_of_the_reference() -> None:
+    method = Tisa(1, kernels=2)
+    q, k, v = (leaf(1, 3, 20, 16) for _ in range(3))
+    d_out, results = torch.randn(1, 3, 20, 16), []
+    for backend in ("fused", "reference"):
+        bias = CurveBias(GAUSSIANS, 19, *method.parameters())
+        out = attend(q, k, v, bias=bias, backend=backend)
+        found = torch.autograd.grad(out, [q, k, v, *method.parameters()], d_out)
+        results.append([out, *found])
+    for a, b, unit in zip(*results, [1, 1, 1, 1, *gains(method)], strict=True):
+        torch.testing.assert_close(a / unit, b / unit, rtol=1e-4, atol=2e-5)
+
+
+def test_a_whole_number_as_scale_is_launched_as_a_float() -> None:
+    q = torch.randn(1, 1, 2, 16)
+    options = {"values": None, "mask": None, "causal": False, "window": None, "q_start": None}
+    bias = QueryBias(q, torch.randn(1, 3, 16), scale=2)
+    _, call = inputs_of(as_call(q, q, q, bias=bias, scale=1, dropout=0, **options))
+    kinds = (type(call.product_scale), type(call.numbers.scale), type(call.numbers.dropout))
+    assert kinds == (float, float, float)
+
+
+class CompiledKernel:
+    """Stands for what Triton compiles: started with addresses, it runs in the interpreter."""
+
+    def __init__(self, kernel: Any, groups: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        self.kernel, self.groups, self.constants = kernel, groups, constants
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def start(*arguments: Any, stream: int) -> None:
+            given = arguments[: len(self.groups)]
+            names = self.kernel.arg_names[len(self.groups) :]
+            assert list(arguments[len(self.groups) :]) == [self.constants[name] for name in names]
+            groups = [self._filled(*pair) for pair in zip(self.groups, given, strict=True)]
+            self.kernel[grid](*groups, **self.constants)
+
+        return start
+
+    def _filled(self, group: Any, given: Any) -> Any:
+        """A group of arguments with tensors in place of addresses."""
+        from whence.kernels.fused.plan import Slot
+
+        if isinstance(group, tuple):
+            parts = [self._filled(*pair) for pair in zip(group, given, strict=True)]
+            return type(group)._make(parts)
+        if not isinstance(group, Slot):
+            assert given is group or given == group
+            return given
+        assert (given % 16 == 0) == group.aligned, "compiled for another alignment"
+        one = (ctypes.c_char * group.dtype.itemsize).from_address(given)
+        return torch.frombuffer(one, dtype=group.dtype)
+
+
+class Compiler:
+    """Stands for a kernel of a GPU, which `warmup` compiles."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.fn, self.arg_names = kernel, kernel.fn, kernel.arg_names
+
+    def warmup(self, *groups: Any, grid: Any, **constants: Any) -> CompiledKernel:
+        return CompiledKernel(self.kernel, groups, constants)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Plans give kernels addresses, most of them in one workspace. Yields the plans."""
+    from whence.kernels.fused import plan
+
+    made: list[Any] = []
+    init, launch = plan.Plan.__init__, plan.Plan.launch
+
+    def started(self: Any, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._on_gpu = True
+        made.append(self)
+
+    def launched(self: Any, kernel: Any, *rest: Any, **options: Any) -> None:
+        launch(self, Compiler(kernel), *rest, **options)
+
+    def run_in_order(self: Any, values: list[Any], tensors: list[Any]) -> None:
+        for _, step in self._steps:
+            step(values, tensors, 0)
+
+    monkeypatch.setattr(plan.Plan, "__init__", started)
+    monkeypatch.setattr(plan.Plan, "launch", launched)
+    monkeypatch.setattr(plan.Plan, "_start", run_in_order)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of the CPU
+    return made
+
+
+@pytest.mark.parametrize(
+    "spec", ["tisa", "shaw:clip=4", pytest.param("t5", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("n_q", [1, 20])
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
+    as_on_a_gpu: list[Any], spec: str, n_q: int
+) -> None:
+    method = build(spec, n_heads=2, d_head=16)
+    n_k = n_q if n_q > 1 else 40
+    for _ in range(2):
+        q = torch.randn(1, n_q, 2, 16).transpose(1, 2).requires_grad_()
+        k, v = (leaf(1, 1, n_k, 16) for _ in range(2))
+        d_out, leaves = torch.randn(1, 2, n_q, 16), [q, k, v, *method.parameters()]
+        results = []
+        for backend in ("fused", "reference"):
+            out = positioned_attention(method, q, k, v, backend=backend, causal=True)
+            results.append([out.detach(), *torch.autograd.grad(out, leaves, d_out)])
+        units = [1, 1, 1, 1, *gains(method)]
+        for a, b, unit in zip(*results, units, strict=True):
+            torch.testing.assert_close(a / unit, b / unit, rtol=1e-4, atol=2e-5)
+        for x in results[0]:
+            assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    assert len(as_on_a_gpu) == 2
+    assert any(plan._workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"

@@ -1,0 +1,146 @@
+"""The operator whence::lag_attention and its gradient keep PyTorch's rules for operators."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.library import opcheck
+
+from whence import LagBias, LagValues, Line, Mask, build
+from whence.kernels.call import as_call
+from whence.kernels.fused.backend import inputs_of
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1"),
+    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp2"),
+]
+B, H, N, D = 1, 2, 12, 16
+CASES = {  # a method or a kind of bias, the number of queries, and further options of `attend`
+    "tisa": ("tisa", N, {}),
+    "t5": ("t5:buckets=4,max_distance=8", N, {"causal": True}),
+    "alibi": ("alibi", N, {"causal": True}),
+    "shaw": ("shaw:clip=2", N, {}),
+    "kerple": ("kerple", N, {}),
+    "a band": ("band", N, {"window": 5}),
+    "a band with tails, values and a mask": (
+        "all",
+        N,
+        {"mask": Mask(keys=torch.arange(N)[None] < 9)},
+    ),
+    "packed": (
+        "band",
+        N,
+        {"mask": Mask(segments=(torch.arange(N)[None] // 5, torch.arange(N)[None] // 5))},
+    ),
+    "no bias": ("none", N, {}),
+    "few queries of tisa": ("tisa", 1, {"causal": True}),
+    "few queries of t5": ("t5:buckets=4,max_distance=8", 2, {"causal": True}),
+    "few queries of a band": ("band", 2, {"causal": True}),
+}
+BY_TOKEN = {"tisa", "shaw"}  # q, k and v as projections leave them
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def arguments(case: str) -> tuple[Any, ...]:
+    """What the operator gets for a case, but for its last argument."""
+    spec, n_q, options = CASES[case]
+    n_k = N if n_q == N else 40
+    if case in BY_TOKEN:
+        q, k, v = (torch.randn(B, n, H, D).transpose(1, 2) for n in (n_q, n_k, n_k))
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    else:
+        q, k, v = (leaf(B, H, n, D) for n in (n_q, n_k, n_k))
+    bias: Any = None
+    values = None
+    if spec == "band":
+        bias = LagBias(leaf(1, H, 1, 7), Line(), Line())
+    elif spec == "all":
+        bias = LagBias(leaf(1, H, 1, 7), Line(leaf(1, H, 1), leaf(1, H, 1)), Line(leaf(1, H, 1)))
+        values = LagValues(leaf(1, 5, D))
+    elif spec != "none":
+        method = build(spec, n_heads=H, d_head=D)
+        k_pos = torch.arange(n_k)
+        bias = method.score_term(q, k_pos[-n_q:], k_pos)
+        values = method.value_term(k_pos[-n_q:], k_pos)
+    defaults = {"mask": None, "causal": False, "window": None, "q_start": None, "scale": None}
+    made = as_call(q, k, v, bias=bias, values=values, dropout=0.0, **{**defaults, **options})
+    given, call = inputs_of(made)
+    # An operator's arguments are leaves here, so that the checks may ask for their gradients.
+    leaves = [
+        x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given
+    ]
+    return *leaves, *call.flat()
+
+
+@pytest.fixture(autouse=True)
+def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+    from whence.kernels.fused import inputs
+
+    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
+
+
+@pytest.fixture
+def zeros_in_empty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody writes or reads the slopes of a product's tails, and the checks compare all numbers."""
+    make = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, **options: make(*a, **options).zero_())
+
+
+@pytest.mark.usefixtures("zeros_in_empty_memory")
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_of_the_output_passes_pytorchs_checks(case: str) -> None:
+    from whence.kernels.fused.function import lag_attention_op
+
+    opcheck(lag_attention_op, (*arguments(case), True), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_of_the_gradients_passes_pytorchs_checks(case: str) -> None:
+    from whence.kernels.fused.function import (
+        N_GIVEN,
+        lag_attention_backward_op,
+        lag_attention_op,
+    )
+
+    given = arguments(case)
+    saved = [x.detach() for x in lag_attention_op(*given, True)]
+    needs = [isinstance(x, Tensor) and x.requires_grad for x in given[:N_GIVEN]]
+    plain = [x.detach() if isinstance(x, Tensor) else x for x in given]
+    opcheck(
+        lag_attention_backward_op,
+        (torch.randn_like(saved[0]), saved, *plain, needs),
+        test_utils=CHECKS,
+    )
+
+
+def test_the_operator_gives_what_the_call_gives() -> None:
+    from whence.kernels.fused.function import N_GIVEN, lag_attention, lag_attention_op
+    from whence.kernels.fused.inputs import Call, Given
+
+    for case in CASES:
+        given = arguments(case)
+        called = lag_attention(Given(*given[:N_GIVEN]), Call.from_flat(given[N_GIVEN:]))
+        found = lag_attention_op(*given, True)[0]
+        torch.testing.assert_close(found, called, rtol=0, atol=0)
+        leaves = [x for x in given[:N_GIVEN] if isinstance(x, Tensor) and x.requires_grad]
+        slope = torch.randn_like(called)
+        for a, b in zip(
+            torch.autograd.grad(found, leaves, slope),
+            torch.autograd.grad(called, leaves, slope),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, check_stride=True)
