@@ -39,6 +39,10 @@ to the table's gradient; curve.py takes a band's gradient to the parameters of i
 **Few queries** (decode.py): the keys are shared out to many programs, and a second kernel merges
 the shares.
 
+**Short sequences** (short.py): one tile holds all keys of a head, so that forward and backward are
+one kernel each and backward needs nothing from forward. short_triangle.py is the backward kernel of
+causal calls with more than 64 tokens, in three tiles of 64 x 64.
+
 **Arguments** come in groups (arguments.py): NamedTuples, which Triton takes as they are. `KIND`,
 one constant object for all kernels of a call, holds head sizes and flags; `TILE` holds the sizes of
 one kernel's tiles. Lengths are scalars, not part of a group: Triton compiles a kernel anew when a
