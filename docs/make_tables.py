@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, gpu, lm, lm_cost, methods, minilm
+from tables import cpu, criteria, gpu, lm, lm_cost, methods, minilm, model_cost
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +41,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         lm.lm_rates,
         lm.lm_toeplitz,
         lm.lm_setting,
+        model_cost.model_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         lm_cost.units_cost,

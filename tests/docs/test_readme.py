@@ -177,6 +177,12 @@ def test_the_gpu_section_is_there_when_its_results_are_and_not_before(tmp_path: 
     assert "- `tisa:kernels=5`, eager, n x n, n = 512: needs about 200 GB" in section
     short = gpu_short(stored)
     assert "| `whence`, TISA with its gradients | 1.23 ms, 57 MB |\n| FlashAttention-2" in short
+    assert "TISA began as its authors have it" in short
+    released = {**rows[0], "method": "tisa:kernels=5,start=released", "ms": {"median": 1.1}}
+    path.write_text(json.dumps({**results, "records": [*rows, released]}))
+    short = gpu_short(stored)
+    assert "| the same, `start=released` | 1.10 ms, 57 MB |" in short
+    assert "TISA begins with wide Gaussians" in short
 
 
 @each_page
