@@ -255,14 +255,16 @@ def stripe_kernel(
     bh = tl.program_id(1).to(tl.int64)
     h = bh % sizes.n_heads
     first = bh // sizes.n_heads * batches
-    place = tl.program_id(0) * LAGS + tl.arange(0, LAGS)
-    lag = place - sizes.reach
+    # Lags in descending order are consecutive numbers of a stripe, so that a warp loads lines.
+    top = sizes.reach - tl.program_id(0) * LAGS
+    t = tl.arange(0, LAGS)
+    lag = top - t
     near_reach = near_reach_of(bias, h, sizes, KIND)
     length = stripe_length(sizes, TILE)
     total = tl.zeros([BATCHES, STRIPES, LAGS], dtype=tl.float32)
     for first_stripe in range(0, stripes, STRIPES):
         stripe = first_stripe + tl.arange(0, STRIPES)
-        diagonal = (stripe * STRIPE - sizes.q_start)[:, None] - lag[None, :]
+        diagonal = (stripe * STRIPE - sizes.q_start - top)[:, None] + t[None, :]
         # The key kernel stored the sums of its near tiles alone.
         rows = row_range(stripe // (TILE.KEYS // STRIPE), near_reach, sizes, KIND, TILE)
         there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach)[None, :]
@@ -277,5 +279,6 @@ def stripe_kernel(
                 mask=(each < batches)[:, None, None] & there[None, :, :],
                 other=0.0,
             )
-    found = tl.sum(tl.sum(total, 0), 0)
-    tl.store(d_band + bh * (2 * sizes.reach + 1) + place, found, mask=lag <= sizes.reach)
+    found = tl.sum(tl.sum(total, 1), 0)
+    cells = d_band + bh * (2 * sizes.reach + 1) + (lag + sizes.reach)
+    tl.store(cells, found, mask=lag >= -sizes.reach)
