@@ -258,6 +258,8 @@ def is_short(
     curve: CurveBand | None,
 ) -> bool:
     """Whether one program takes all of a head (short.py), which is then faster."""
+    if decoded(q, k, numbers):
+        return False
     laid_out = None if product else laid_out_shape(q, inputs, numbers, product, curve)
     band = None if laid_out is None else Shape(laid_out)
     call = short.ShortCall(band, product, inputs, numbers)
