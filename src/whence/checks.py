@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Callable, Iterable
 
+import torch
+
 
 def require(condition: bool, message: str | Callable[[], str]) -> None:
     """Raise ValueError(message) unless the condition holds.
@@ -15,12 +17,20 @@ def require(condition: bool, message: str | Callable[[], str]) -> None:
 
 
 def at_least(minimum: int, **named: int) -> None:
-    """Each named whole number must be at least `minimum`."""
+    """Each named whole number must be at least `minimum`; torch.export gives symbolic ones."""
     for name, value in named.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
             raise TypeError(f"{name} must be a whole number, got {value!r}.")
         if value < minimum:  # not `require`, whose message torch.compile would fix
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+
+
+def broadcasts(size: int, to: int) -> bool:
+    """Whether an axis has size 1 or `to`.
+
+    `size in (1, to)` says the same, but is False under torch.compile where a size is symbolic.
+    """
+    return size == 1 or size == to
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> None:

@@ -200,8 +200,9 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor) -> int:
     It holds where the queries lie among the keys or start with them, as in a Transformer they do;
     positions on the CPU are read, so there it holds for any.
     """
-    bound = max(len(q_pos), len(k_pos), 1) - 1
-    readable = all(type(p) is Tensor and p.device.type == "cpu" and len(p) for p in (q_pos, k_pos))
+    n_q, n_k = q_pos.shape[0], k_pos.shape[0]  # len() would make a symbolic length a constant
+    bound = max(n_q, n_k, 1) - 1
+    readable = n_q and n_k and all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos))
     if not readable or torch.compiler.is_compiling():
         return bound
     return max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))

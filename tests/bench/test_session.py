@@ -301,7 +301,7 @@ def test_the_bars_of_the_gpu_are_judged_and_written_as_they_come(
     bars = list(gpu.bars())
     whats = [bar.what for bar in bars]
     assert len(set(whats)) == len(whats)
-    assert whats[0] == "TISA over FA2 without bias, n=512"
+    assert whats[0] == "TISA, one layer, as called, over FA2 without bias, n=128"
     run = session_in(tmp_path)
     found = gpu.measure(run, [small_bar(bar) for bar in bars])
     by_name = {bar["what"]: bar for bar in found}

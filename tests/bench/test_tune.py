@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is a Linux package")
 from whence.bench import timing, tune
 from whence.cli.root import app
 from whence.kernels.fused import function, tiles, tiles_file
+from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Gpu, Tiles, TileSet, built_in, lookup, shrunk, tuned
 
 HALF = torch.bfloat16
@@ -187,9 +188,9 @@ def test_while_tiles_are_tried_every_launch_takes_them_and_fails_where_they_do_n
 def test_plans_of_tiles_that_are_tried_are_made_anew_and_forgotten_after_an_error_too() -> None:
     plans, made = function.PLANS, []
 
-    def make() -> object:
+    def make() -> Plan:
         made.append(1)
-        return object()
+        return Plan(torch.device("cpu"), 0)
 
     def refused() -> None:
         with function.trying(MINE):

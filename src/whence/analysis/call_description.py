@@ -64,11 +64,13 @@ def describe(
         with fake:
             _fake(method, dtype)
             said = _run_hooks(method, shape)
+            words = said.words(method)  # here, because it may evaluate a bias of fake tensors
     except DataDependentOutputException:
         shape = dataclasses.replace(shape, batch=1, length=min(length, 8))
         caveats.append(f"it reads numbers, so it was asked at length {shape.length}, batch 1")
         method = shape.build(spec).to(dtype)
         said = _run_hooks(method, shape)
+        words = said.words(method)
     if method.causal_only and not causal:
         caveats.append("it is for causal attention only, and the call is not causal")
     # Autograd asks a device for its streams, even for fake tensors, and aborts without the device.
@@ -85,9 +87,7 @@ def describe(
             scale=0.0 if said.replaces else d_head**-0.5,
             dropout=dropout if train else 0.0,
         )
-    return Described(
-        method.sites(), method.n_parameters(), said.words(method), explanation, tuple(caveats)
-    )
+    return Described(method.sites(), method.n_parameters(), words, explanation, tuple(caveats))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from whence.bench.problem import Attention, Problem
 from whence.checks import require
 from whence.kernels.call import AttentionCall
 from whence.kernels.mask import Sight
-from whence.lag import LagBias
+from whence.lag import DeferredBias, LagBias
 
 TILE_SIZES = (  # rows and keys of a tile: in forward, then in backward by keys and by rows
     (64, 64, 32, 64),
@@ -115,7 +115,9 @@ def block_mask(call: AttentionCall) -> Any:
 
 
 def _shared_by_queries(lag: LagBias) -> bool:
-    return all(x.shape[2] == 1 for x in lag.tensors())
+    # The tensors of a deferred bias are its parameters, which have no axis of queries.
+    made = lag.evaluated() if isinstance(lag, DeferredBias) else lag
+    return all(x.shape[2] == 1 for x in made.tensors())
 
 
 def _score_mod(lag: LagBias, sight: Sight) -> Callable[..., Tensor]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from whence.checks import at_least, require
+from whence.checks import at_least, broadcasts, require
 from whence.kernels.mask import Mask, Sight, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
 
@@ -92,9 +92,11 @@ def as_call(
     _check_terms(terms, b, h, n_q, n_k, q_start)
     if values is not None:
         require(
-            values.table.shape[0] in (1, h) and values.table.shape[2] == v.shape[3],
-            f"values must be a LagValues table [1 or {h}, lag, {v.shape[3]}] for this call, "
-            f"got {tuple(values.table.shape)}.",
+            broadcasts(values.table.shape[0], h) and values.table.shape[2] == v.shape[3],
+            lambda: (
+                f"values must be a LagValues table [1 or {h}, lag, {v.shape[3]}] for this call, "
+                f"got {tuple(values.table.shape)}."
+            ),
         )
     scale = d**-0.5 if scale is None else scale
     if k.shape[1] != v.shape[1]:  # as when a method gives each query head keys of its own
@@ -115,7 +117,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:
     if terms.lag is not None:
         shape = terms.lag.shape
-        fits = shape[0] in (1, b) and shape[1] in (1, h) and shape[2] in (1, n_q)
+        fits = all(broadcasts(x, n) for x, n in zip(shape[:3], (b, h, n_q), strict=True))
         require(
             fits,
             lambda: (
@@ -130,7 +132,7 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
         fits = (
             u.shape[2] == n_q
             and w.shape[2] == n_k
-            and all(x.shape[0] in (1, b) and x.shape[1] in (1, h) for x in (u, w))
+            and all(broadcasts(x.shape[0], b) and broadcasts(x.shape[1], h) for x in (u, w))
         )
         require(
             fits,

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import at_least, require
+from whence.checks import at_least, broadcasts, require
 from whence.lag.line import Line
 from whence.lag.terms import Bias, Terms
 
@@ -130,7 +130,7 @@ class LagBias(Bias):
         self._check_lags(lag)
         b, h, q, _ = self.band.shape
         require(
-            q in (1, len(q_pos)),
+            broadcasts(q, q_pos.shape[0]),
             lambda: (
                 f"this LagBias has a band for each of {q} queries, got {len(q_pos)} query "
                 "positions. Take the rows you need with bias.rows(start, stop)."

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from whence.checks import require
+from whence.checks import broadcasts, require
 from whence.lag.bias import LagBias
 from whence.lag.line import Line
 from whence.units import GAIN, in_float32
@@ -304,7 +304,7 @@ class QueryBias(DeferredBias):
         )
         h, d, shape = query.shape[1], query.shape[3], tuple(table.shape)
         require(
-            len(shape) == 3 and shape[0] in (1, h) and shape[1] % 2 == 1 and shape[2] == d,
+            len(shape) == 3 and broadcasts(shape[0], h) and shape[1] % 2 == 1 and shape[2] == d,
             lambda: (
                 f"QueryBias needs a table [1 or {h}, lag, {d}] with an odd lag axis (lags "
                 f"-reach..reach) for these queries, got shape {shape}."

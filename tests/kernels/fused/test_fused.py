@@ -164,7 +164,7 @@ def test_what_it_cannot_run_is_refused_before_launch() -> None:
     text = str(explain(q, q, q, bias=LagBias.clipped(torch.zeros(1, 1, 1, 3))))
     assert "-> fused" in text
     assert "linear memory, no atomics" in text
-    assert "forward_kernel x 1 (1, 1), tiles of 16 x 16" in text
+    assert "short_forward_kernel in 1 x 1 programs of 16 rows x 16 keys" in text
 
 
 def test_output_and_gradients_lie_in_memory_as_the_queries_do() -> None:

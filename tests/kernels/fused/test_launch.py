@@ -39,6 +39,14 @@ def _poisoned():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(autouse=True)
+def _tiled(_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small calls take the kernels of long ones, which cut a head into tiles."""
+    from whence.kernels.fused import short
+
+    monkeypatch.setattr(short, "is_faster", lambda q, k, v, call: False)
+
+
 class Immediate:
     """A plan that does everything at once, with tensors for slots."""
 

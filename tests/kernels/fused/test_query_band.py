@@ -37,6 +37,18 @@ def poisoned():
 
 
 @pytest.fixture
+def tiled(_interpreter: None, monkeypatch: pytest.MonkeyPatch):
+    """Small calls take the kernels of long ones, which make a query's band in memory."""
+    from whence.kernels.fused import short
+    from whence.kernels.fused.plan import PLANS
+
+    PLANS.forget()  # a plan of the same signature may hold the other kernels
+    monkeypatch.setattr(short, "is_faster", lambda q, k, v, call: False)
+    yield
+    PLANS.forget()
+
+
+@pytest.fixture
 def unmade(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Tensor) -> Tensor:
         raise AssertionError("somebody made the band")
@@ -55,7 +67,7 @@ def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.usefixtures("poisoned")
+@pytest.mark.usefixtures("poisoned", "tiled")
 def test_the_band_is_the_product_with_its_ends_repeated(shape: str, dtype: torch.dtype) -> None:
     from whence.kernels.fused.function import attended
     from whence.kernels.fused.inputs import Call, Given, Kept, Numbers

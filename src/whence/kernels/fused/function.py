@@ -24,10 +24,11 @@ from whence.kernels.fused.inputs import (
     Wanted,
     by_token,
     decoded,
+    packed,
 )
 from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape
 from whence.kernels.fused.plan import PLANS, Plan, Slot, lies, slots_of
-from whence.kernels.fused.split import far_attention, far_gradients, near_numbers, packed
+from whence.kernels.fused.split import far_attention, far_gradients, near_numbers
 from whence.kernels.fused.tiles import TILES, TileSet
 
 N_GIVEN, N_KEPT, N_FAR = len(Given._fields), len(Kept._fields), 4

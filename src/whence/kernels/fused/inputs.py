@@ -6,6 +6,8 @@ A tensor may be anything with a shape, strides and a dtype, a slot of a plan too
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 # The curves with device code (device/curve.py), and whether they have tails that are not 0.
 CURVES = {"gaussians": False, "buckets": True, "line": True}
 FEW_ROWS = 16  # the least that a tensor core multiplies, and the most queries that are called few
@@ -207,3 +209,11 @@ def decoded(q: Any, k: Any, numbers: Numbers) -> bool:
 def by_token(q: Any) -> bool:
     """Whether q [b, h, n, d] is [b, n, h, d] in memory, as projections leave it."""
     return bool(q.shape[1] > 1 and q.shape[2] > 1 and q.stride(1) < q.stride(2))
+
+
+def packed(x: Tensor, tokens: bool) -> Tensor:
+    """x [b, h, n, d] without gaps, with `tokens` as [b, n, h, d]: itself if it is so already."""
+    lies = x.transpose(1, 2) if tokens else x
+    if lies.is_contiguous():
+        return x
+    return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()

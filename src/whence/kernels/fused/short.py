@@ -124,7 +124,8 @@ def backward(
     run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
     factor, table = _tables(call)
     diagonals = call.band is not None and (wanted.band or wanted.tails)
-    d_factor = factor is not None and wanted.factor
+    # One lag is one number for all keys of a query, which no softmax sees: its gradient is 0.
+    d_factor = factor is not None and wanted.factor and factor.shape[1] > 1
     d_q, d_k, d_v = (plan.empty(tuple(x.shape), x.dtype, tokens=tokens) for x in (q, k, v))
 
     def part(there: bool, *shape: int) -> Any:
@@ -153,7 +154,11 @@ def backward(
         d_band = _band_gradient(plan, parts, band, sizes, tile)
     if diagonals and wanted.tails and tails is not None:
         d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
-    of_factor = _table_gradient(plan, parts.factor, factor) if d_factor else None
+    of_factor = None
+    if d_factor:
+        of_factor = _table_gradient(plan, parts.factor, factor)
+    elif factor is not None and wanted.factor:
+        of_factor = plan.zeros(tuple(factor.shape), torch.float32)
     of_table = _table_gradient(plan, parts.table, table) if table is not None else None
     return Gradients(d_q, d_k, d_v, band=d_band, tails=d_tails, factor=of_factor, table=of_table)
 

@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from whence.kernels.fused.device.rows import rows_kernel
-from whence.kernels.fused.inputs import Far, FarGradients, Inputs, Numbers, by_token
+from whence.kernels.fused.inputs import Far, FarGradients, Inputs, Numbers, by_token, packed
 from whence.kernels.fused.plain import Plain, fastest
 from whence.kernels.fused.plan import second_stream
 
@@ -164,14 +164,6 @@ def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
     """Room for [b, h, n, d], which with `tokens` is [b, n, h, d] in memory."""
     b, h, n, d = shape
     return like.new_empty(b, n, h, d).transpose(1, 2) if tokens else like.new_empty(b, h, n, d)
-
-
-def packed(x: Tensor, tokens: bool) -> Tensor:
-    """x [b, h, n, d] without gaps, with `tokens` as [b, n, h, d]: itself if it is so already."""
-    lies = x.transpose(1, 2) if tokens else x
-    if lies.is_contiguous():
-        return x
-    return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
 
 
 def copied(
