@@ -115,6 +115,7 @@ def test_a_length_that_memory_has_no_room_for_is_skipped_with_a_reason(
     assert skipped["seconds"] is skipped["peak_bytes"] is None
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_fresh_process_grows_by_what_the_n_x_n_way_holds() -> None:
     setting = json.dumps({"n_heads": 2, "d_head": 8, "threads": 1})
     small, large = (

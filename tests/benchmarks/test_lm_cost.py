@@ -46,6 +46,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     return modes
 
 
+@pytest.mark.slow
 def test_bars_are_measured_with_each_number_of_tokens_and_in_each_mode(
     tmp_path: Path, compiled: list[str | None]
 ) -> None:
@@ -93,6 +94,7 @@ def test_bars_are_measured_with_each_number_of_tokens_and_in_each_mode(
     assert lm_alone(stored).count("| 16 |") == 3
 
 
+@pytest.mark.slow
 def test_nothing_eager_is_timed_once_the_process_has_profiled(
     tmp_path: Path, compiled: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_nothing_eager_is_timed_once_the_process_has_profiled(
     assert {bar["gpu_cost"] for bar in costs["bars"]} == {0.0}
 
 
+@pytest.mark.slow
 def test_what_there_was_no_time_for_is_said_but_the_article_is_measured(
     tmp_path: Path, compiled: list[str | None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence import LagBias, LagValues, Line, Mask, attend
+from whence import LagBias, Line, Mask, attend
 from whence.kernels.fused.inputs import Inputs, Numbers, Product, Wanted
-from whence.lag import QueryBias
 
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
 
@@ -109,10 +108,9 @@ def random_case(seed: int, *, triangle: bool = False) -> Case:
         q_segment, k_segment = (x.to(torch.int32) for x in segments)
         inputs = inputs._replace(q_segment=q_segment, k_segment=k_segment)
     bias: LagBias | None = None
-    band, product, reach = None, None, pick([0, 1, 3, 9, 60])
-    kinds = ["none", "band", "tails", "tails", "product", "product"]
-    kind = pick(kinds[:4] if triangle else kinds)
-    if kind in ("band", "tails"):
+    band, reach = None, pick([0, 1, 3, 9, 60])
+    kind = pick(["none", "band", "tails", "tails"])
+    if kind != "none":
         heads, batches = pick([1, h]), pick([1, 1, b])
         inputs = inputs._replace(band=leaf("band", batches, heads, 1, 2 * reach + 1))
         bias = LagBias(inputs.band, Line(), Line())
@@ -121,27 +119,18 @@ def random_case(seed: int, *, triangle: bool = False) -> Case:
             left, right = (Line(inputs.tails[i], inputs.tails[i + 1]) for i in (0, 2))
             bias = LagBias(inputs.band, left, right)
         band = laid_out(bias, reach + 256, before, after)
-    elif kind == "product":
-        reach = min(reach, 20)
-        product = Product(0.4, None, leaf("factor", pick([1, h]), 2 * reach + 1, d))
-        bias = QueryBias(q, product.table, scale=product.scale)
-    values = None
-    if kind == "product" or (not triangle and pick([True, False, False])):
-        inputs = inputs._replace(table=leaf("table", pick([1, h]), 2 * pick([0, 2, 5]) + 1, d_v))
-        values = LagValues(inputs.table)
     options = {
         "bias": bias,
-        "values": values,
         "mask": Mask(keys=keys, segments=segments),
         "window": (None if before < 0 else before, None if after < 0 else after),
         "scale": scale,
         "q_start": q_start,
     }
     numbers = Numbers(scale, q_start, before, after, 0.0, kind == "tails")
-    return Case(q, k, v, short.ShortCall(band, product, inputs, numbers), options, leaves)
+    return Case(q, k, v, short.ShortCall(band, None, inputs, numbers), options, leaves)
 
 
-EVERYTHING = Wanted(band=True, tails=True, factor=True)
+EVERYTHING = Wanted(band=True, tails=True)
 
 
 def compare(case: Case, wanted: Tensor, *, tokens: bool, cut: Any = None) -> None:
@@ -185,7 +174,7 @@ def test_a_causal_backward_in_three_tiles_equals_the_definition(seed: int) -> No
 def test_a_causal_backward_skips_the_keys_that_no_query_sees_where_three_tiles_fit() -> None:
     q, k, v, call = plain_case(1, 2, 2, 100, 64, after=0)[:4]
     q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
-    numbers, table = call.numbers, torch.randn(1, 5, 64)
+    numbers = call.numbers
 
     def chosen(q: Tensor, k: Tensor, call: Any) -> bool:
         return bool(short.backward_cut(q, k, k, call).triangle)
@@ -197,7 +186,6 @@ def test_a_causal_backward_skips_the_keys_that_no_query_sees_where_three_tiles_f
     assert not chosen(q, k, call._replace(numbers=numbers._replace(after=-1)))
     assert not chosen(q, k, call._replace(numbers=numbers._replace(q_start=1)))
     assert not chosen(q, k, call._replace(numbers=numbers._replace(dropout=0.1)))
-    assert not chosen(q, k, call._replace(inputs=call.inputs._replace(table=table)))
 
 
 def plain_case(b: int, h: int, kv_heads: int, n: int, d: int, **numbers: Any) -> Case:
@@ -216,41 +204,34 @@ def test_dropout_drops_the_same_weights_as_the_other_kernels_and_again_in_backwa
 
     n, p = 24, 0.4
     case = plain_case(2, 2, 2, n, 16, dropout=p)
-    table = torch.randn(2, 5, 16).requires_grad_()
-    inputs = NO_INPUTS._replace(table=table, seed=torch.tensor(7))
-    case = case._replace(
-        call=case.call._replace(inputs=inputs), leaves={**case.leaves, "table": table}
-    )
+    call = case.call._replace(inputs=NO_INPUTS._replace(seed=torch.tensor(7)))
+    case = case._replace(call=call)
     # With the identity as values, the output is the weights.
     eye = torch.eye(n).expand(2, 2, n, n).contiguous()
-    bare = case.call._replace(inputs=inputs._replace(table=None))
     with torch.no_grad():
         weights = torch.softmax(case.q @ case.k.mT * 0.25, -1)
-        keep = short.forward(Immediate(), case.q, case.k, eye, bare, tokens=False) / weights
+        keep = short.forward(Immediate(), case.q, case.k, eye, call, tokens=False) / weights
         others = forward(
-            *(Immediate(), case.q, case.k, eye, bare.inputs, bare.numbers),
+            *(Immediate(), case.q, case.k, eye, call.inputs, call.numbers),
             *(None, Tiles(16, 16, 4, 1)),
             recorded=False,
         )
     torch.testing.assert_close(keep, others.out / weights, rtol=1e-4, atol=1e-5)
     assert 0.3 < (keep == 0).float().mean().item() < 0.5
     weights = torch.softmax(case.q @ case.k.mT * 0.25, -1) * keep
-    lag = torch.arange(n)[None] - torch.arange(n)[:, None]
-    vectors = table[:, lag.clamp(-2, 2) + 2]
-    wanted = weights @ case.v + torch.einsum("bhqk,hqkd->bhqd", weights, vectors)
-    compare(case, wanted, tokens=False)
+    compare(case, weights @ case.v, tokens=False)
 
 
-def test_what_is_too_long_or_has_too_many_lags_does_not_fit() -> None:
+def test_what_is_too_long_or_has_a_product_or_a_value_table_does_not_fit() -> None:
     q, k, v, call = plain_case(1, 1, 1, 128, 64)[:4]
     half = [x.to(torch.bfloat16) for x in (q, k, v)]
     assert short.fits(q, k, v, call)
     assert short.fits(*(torch.cat([x, x], -1) for x in half), call)
     assert not short.fits(*(torch.cat([x, x], -1) for x in (q, k, v)), call)
     assert not short.fits(*(torch.cat([x, x[:, :, :1]], 2) for x in half), call)
-    product = Product(1.0, None, torch.randn(1, 65, 64))
-    assert not short.fits(*half, call._replace(product=product))
-    assert short.fits(*half, call._replace(product=product, numbers=call.numbers._replace(after=0)))
+    table = torch.randn(1, 5, 64)
+    assert not short.fits(*half, call._replace(product=Product(1.0, None, table)))
+    assert not short.fits(*half, call._replace(inputs=NO_INPUTS._replace(table=table)))
     near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
     assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 100 + 1)))
     assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 127 + 1)))

@@ -263,9 +263,9 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
     residual = None
     if recorded and biased and not brief and q.dtype != torch.float32:
         residual = _room(out.shape, q, torch.float16, tokens)
-    mass = None if given.table is None or brief else (b, h, n_q, given.table.shape[1])
+    mass = None if given.table is None else (b, h, n_q, given.table.shape[1])
     laid_out = extent = tails = None
-    if not decoded(q, k, numbers) and not (brief and product):
+    if not decoded(q, k, numbers):
         laid_out = laid_out_shape(q, given.inputs, numbers, product, curve)
         extent = (h,) if curve and not curve.tails else None
         tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None

@@ -90,11 +90,9 @@ def forward(
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
     if is_short(q, k, v, inputs, numbers, product, curve):
-        band = extent = tails = None
-        if product is None:
-            band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve)
         made = _with_made(inputs, extent, tails)
-        in_short = _short_call(q, made, numbers, product, curve, band)
+        in_short = _short_call(q, made, numbers, curve, band)
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
         return Kept(out, None, None, None, band, extent, tails)
     out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
@@ -151,11 +149,11 @@ def backward(
     (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
     band, extent, tails = kept.band, kept.extent, kept.tails
     brief = is_short(q, k, v, inputs, numbers, product, curve)
-    if band is None and not (brief and product):  # of a call with few queries
+    if band is None:  # of a call with few queries
         band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
     inputs = _with_made(inputs, extent, tails)
     if brief:
-        in_short = _short_call(q, inputs, numbers, product, curve, band)
+        in_short = _short_call(q, inputs, numbers, curve, band)
         found = short.backward(plan, d_out, q, k, v, in_short, wanted, tokens=by_token(q))
         if curve is None:
             return found
@@ -250,23 +248,18 @@ def is_short(
     """Whether one program takes all of a head (short.py), which is then faster."""
     if decoded(q, k, numbers):
         return False
-    laid_out = None if product else laid_out_shape(q, inputs, numbers, product, curve)
+    laid_out = laid_out_shape(q, inputs, numbers, product, curve)
     band = None if laid_out is None else Shape(laid_out)
     call = short.ShortCall(band, product, inputs, numbers)
     return short.fits(q, k, v, call) and short.is_faster(q, k, v, call)
 
 
 def _short_call(
-    q: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    product: Product | None,
-    curve: CurveBand | None,
-    band: Any,
+    q: Any, inputs: Inputs, numbers: Numbers, curve: CurveBand | None, band: Any
 ) -> short.ShortCall:
-    shape = None if product else _band_shape(q, inputs, None, curve)
+    shape = _band_shape(q, inputs, None, curve)
     inputs = inputs if shape is None else inputs._replace(band=Shape(shape))
-    return short.ShortCall(band, product, inputs, numbers)
+    return short.ShortCall(band, None, inputs, numbers)
 
 
 def _decode(

@@ -13,28 +13,24 @@ from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Operands,
-    Parts,
     Short,
     short_backward_kernel,
     short_band_kernel,
     short_forward_kernel,
-    short_table_kernel,
     short_tails_kernel,
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
 from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
 
 LONGEST = 128  # queries, keys and columns of a head
-# Queries and keys up to which these kernels are faster, without and with tables, on an H200.
-FASTER, FASTER_WITH_TABLES = 64, 32
-MOST_LAGS = 64  # of a table's lags that a call can see
+FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
 
 
 class ShortCall(NamedTuple):
     """A call besides q, k and v."""
 
     band: Any  # laid out, float32 [b|1, h|1, 1, 2 * edge + 1]; None without a band
-    product: Product | None  # its query is the q of the attention: None
+    product: Product | None  # in place of a band; these kernels cover none
     inputs: Inputs  # its band and tails are read for their shapes alone
     numbers: Numbers
 
@@ -54,33 +50,26 @@ def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
 
     They cover up to 128 queries, keys and columns of a head (in float32, 64 columns where there
     are more than 64 queries or keys); no band, or one that all rows share and that is laid out for
-    every lag of the tile, or the product of q itself and a table; a value table; any padding,
-    segments, window, q_start, dropout and grouped heads. Of a table, a call may see 64 lags.
+    every lag of the tile; any padding, segments, window, q_start, dropout and grouped heads. They
+    cover neither a product nor a value table.
     """
     n_q, n_k, numbers = q.shape[2], k.shape[2], call.numbers
     longest, widest = max(n_q, n_k), max(q.shape[3], v.shape[3])
     if max(longest, widest) > LONGEST or numbers.far:
         return False
-    if call.product is not None and call.product.query is not None:
+    if call.product is not None or call.inputs.table is not None:
         return False
     if q.dtype == torch.float32 and longest > 64 and widest > 64:
-        return False
-    lags = [x.shape[1] // 2 for x in _tables(call) if x is not None]
-    if any(_used(reach, numbers) > MOST_LAGS for reach in lags):
         return False
     if call.band is None:
         return True
     laid_out = LONGEST - 1 + abs(numbers.q_start) <= call.band.shape[-1] // 2
-    return bool(call.product is None and call.band.shape[2] == 1 and laid_out)
+    return bool(call.band.shape[2] == 1 and laid_out)
 
 
 def is_faster(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
     """Whether these kernels are faster than those of long sequences for a call that they cover."""
-    longest = max(q.shape[2], k.shape[2])
-    if _tables(call) != (None, None):
-        # With longer tiles Triton 3.6 compiles a read beyond shared memory (docs/LOG.md).
-        return bool(longest <= FASTER_WITH_TABLES)
-    return bool(longest <= FASTER or _as_triangle(q, k, v, call))
+    return bool(max(q.shape[2], k.shape[2]) <= FASTER or _as_triangle(q, k, v, call))
 
 
 def forward(
@@ -100,7 +89,7 @@ def forward(
         stages=1,
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile,
-        SHORT=_short(call, 1, 1, diagonals=False, d_factor=False),
+        SHORT=Short(1, 1, DIAGONALS=False, TRIANGLE=_triangular(call)),
     )
     return out
 
@@ -122,56 +111,40 @@ def backward(
     cut = backward_cut(q, k, v, call) if cut is None else cut
     tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
     run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
-    factor, table = _tables(call)
-    diagonals = call.band is not None and (wanted.band or wanted.tails)
-    # One lag is one number for all keys of a query, which no softmax sees: its gradient is 0.
-    d_factor = factor is not None and wanted.factor and factor.shape[1] > 1
     d_q, d_k, d_v = (plan.empty(tuple(x.shape), x.dtype, tokens=tokens) for x in (q, k, v))
-
-    def part(there: bool, *shape: int) -> Any:
-        return plan.empty((b // run, h, blocks, *shape), torch.float32) if there else None
-
-    parts = Parts(
-        part(diagonals, 2 * tile.KEYS),
-        part(d_factor, _used(_reach(factor), call.numbers), q.shape[3]),
-        part(table is not None, _used(_reach(table), call.numbers), v.shape[3]),
-    )
+    diagonals = None
+    if call.band is not None and (wanted.band or wanted.tails):
+        diagonals = plan.empty((b // run, h, blocks, 2 * tile.KEYS), torch.float32)
     sizes = _sizes(q, k, call)
     plan.launch(
         short_triangle_kernel if cut.triangle else short_backward_kernel,
         (b // run * k.shape[1],),
-        *(_operands(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), parts),
+        *(_operands(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), diagonals),
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
-        SHORT=_short(call, blocks, run, diagonals=diagonals, d_factor=d_factor),
+        SHORT=Short(blocks, run, diagonals is not None, _triangular(call)),
     )
     band, tails = call.inputs.band, call.inputs.tails
     d_band, d_tails = None, None
-    if diagonals and wanted.band:
-        d_band = _band_gradient(plan, parts, band, sizes, tile)
-    if diagonals and wanted.tails and tails is not None:
-        d_tails = _tails_gradient(plan, parts, tails, sizes, tile)
-    of_factor = None
-    if d_factor:
-        of_factor = _table_gradient(plan, parts.factor, factor)
-    elif factor is not None and wanted.factor:
-        of_factor = plan.zeros(tuple(factor.shape), torch.float32)
-    of_table = _table_gradient(plan, parts.table, table) if table is not None else None
-    return Gradients(d_q, d_k, d_v, band=d_band, tails=d_tails, factor=of_factor, table=of_table)
+    if diagonals is not None and wanted.band:
+        d_band = _band_gradient(plan, diagonals, band, sizes, tile)
+    if diagonals is not None and wanted.tails and tails is not None:
+        d_tails = _tails_gradient(plan, diagonals, tails, sizes, tile)
+    return Gradients(d_q, d_k, d_v, band=d_band, tails=d_tails)
 
 
-def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
+def _band_gradient(plan: Any, diagonals: Any, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
     """[b|1, h|1, 1, lag] from the sums of diagonals."""
-    (runs, h, blocks, _), lags = parts.diagonals.shape, 32
+    (runs, h, blocks, _), lags = diagonals.shape, 32
     bands, width = band.shape[0], band.shape[-1]
     d_band = plan.empty((bands, h, 1, width), torch.float32)
     plan.launch(
         short_band_kernel,
         (_ceil(width, lags), bands * h),
-        *(parts.diagonals, d_band, runs // bands, *a.scalars(sizes)),
+        *(diagonals, d_band, runs // bands, *a.scalars(sizes)),
         warps=4,
         stages=1,
         TILE=tile,
@@ -182,15 +155,15 @@ def _band_gradient(plan: Any, parts: Parts, band: Any, sizes: a.Sizes, tile: a.T
     return plan.summed(d_band, tuple(band.shape))
 
 
-def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
+def _tails_gradient(plan: Any, diagonals: Any, tails: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
     """[4, b|1, h|1, 1] from the sums of diagonals."""
-    (runs, h, blocks, _), count = parts.diagonals.shape, tails.shape[1]
+    (runs, h, blocks, _), count = diagonals.shape, tails.shape[1]
     lags = 2 * max(tile.KEYS, blocks * tile.ROWS)
     d_tails = plan.empty((4, count, h, 1), torch.float32)
     plan.launch(
         short_tails_kernel,
         (count * h,),
-        *(parts.diagonals, d_tails, runs // count, *a.scalars(sizes)),
+        *(diagonals, d_tails, runs // count, *a.scalars(sizes)),
         warps=4,
         stages=1,
         TILE=tile,
@@ -199,24 +172,6 @@ def _tails_gradient(plan: Any, parts: Parts, tails: Any, sizes: a.Sizes, tile: a
         BATCHES=_batches(runs // count, lags),
     )
     return plan.summed(d_tails, tuple(tails.shape))
-
-
-def _table_gradient(plan: Any, parts: Any, table: Any) -> Any:
-    """[h|1, lag, d] from the programs' terms, which have zeros for the lags that nobody saw."""
-    (runs, h, blocks, used, d), width, cells = parts.shape, table.shape[1], 64
-    d_table = plan.empty((h, width, d), torch.float32)
-    plan.launch(
-        short_table_kernel,
-        (_ceil(width * d, cells), h),
-        *(parts, d_table, runs, h, used, width),
-        warps=4,
-        stages=1,
-        ROW_BLOCKS=blocks,
-        D=d,
-        CELLS=cells,
-        BATCHES=_batches(runs * blocks, cells),
-    )
-    return plan.summed(d_table, tuple(table.shape))
 
 
 def _batches(batches: int, lags: int) -> int:
@@ -238,17 +193,14 @@ def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
 
 
 def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
-    """One block of rows, so that dK and dV are one product each; tables need more registers.
+    """One block of rows, so that dK and dV are one product each.
 
     More than 64 rows of at most 64 columns are taken as a triangle where that kernel covers a call.
     """
-    rows, keys, tables = _padded(q.shape[2], 16), _padded(k.shape[2], 16), _tables(call)
+    rows, keys = _padded(q.shape[2], 16), _padded(k.shape[2], 16)
     if q.dtype == torch.float32:
         rows = min(rows, 16 if keys > 32 else 32)
         return Cut(rows, 8 if keys > 32 else 4)
-    if tables != (None, None):
-        warps = max(4, _warps(rows * keys))
-        return Cut(rows, warps, run=4 if keys <= 16 else 2 if keys <= 32 else 1)
     if _as_triangle(q, k, v, call):
         return Cut(rows, 4, triangle=True)
     if max(rows, keys) <= 32:
@@ -259,7 +211,7 @@ def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
 def _as_triangle(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
     """Whether backward takes a call of more than 64 queries in three tiles of 64 x 64."""
     narrow, grouped = max(q.shape[3], v.shape[3]) <= 64, q.shape[1] > k.shape[1]
-    plain = _tables(call) == (None, None) and not grouped and call.numbers.dropout == 0
+    plain = not grouped and call.numbers.dropout == 0
     half = q.dtype != torch.float32
     return bool(q.shape[2] > 64 and half and narrow and plain and _triangular(call))
 
@@ -285,53 +237,28 @@ def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
     return a.Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
 
 
-def _short(call: ShortCall, blocks: int, run: int, *, diagonals: bool, d_factor: bool) -> Short:
-    factor, table = (
-        0 if x is None else _padded(_used(_reach(x), call.numbers), 16) for x in _tables(call)
-    )
-    return Short(blocks, run, factor, table, diagonals, d_factor, _triangular(call))
-
-
 def _triangular(call: ShortCall) -> bool:
     """Whether row i attends to no key beyond i."""
     return bool(call.numbers.after == 0 and call.numbers.q_start <= 0)
 
 
-def _tables(call: ShortCall) -> tuple[Any, Any]:
-    """The key table and the value table."""
-    return None if call.product is None else call.product.table, call.inputs.table
-
-
-def _reach(table: Any) -> int:
-    return 0 if table is None else int(table.shape[1]) // 2
-
-
-def _used(reach: int, numbers: Numbers) -> int:
-    """How many lags of a table a call can see."""
-    return reach + 1 if numbers.after == 0 else 2 * reach + 1
-
-
 def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
-    inputs, (factor, table) = call.inputs, _tables(call)
-    scale = 1.0 if call.product is None else call.product.scale
-    product = a.Product(a.Rows(None, 0, 0, 0), _table(factor), scale)
+    inputs = call.inputs
     return Operands(
-        *(_rows(q), _rows(k), _rows(v), _bias(call.band), product),
-        *(_table(table), _visible(inputs), inputs.seed),
+        *(_rows(q), _rows(k), _rows(v), _bias(call.band), _visible(inputs), inputs.seed)
     )
 
 
 def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
-    inputs, numbers, (factor, table) = call.inputs, call.numbers, _tables(call)
-    reach = _reach(factor) if inputs.band is None else inputs.band.shape[-1] // 2
+    band, numbers = call.inputs.band, call.numbers
     return a.Sizes(
         n_q=q.shape[2],
         n_k=k.shape[2],
         q_start=numbers.q_start,
-        reach=reach,
+        reach=0 if band is None else band.shape[-1] // 2,
         edge=0 if call.band is None else call.band.shape[-1] // 2,
         n_heads=q.shape[1],
-        value_reach=_reach(table),
+        value_reach=0,
         before=numbers.before,
         after=numbers.after,
         far_start=0,
@@ -354,7 +281,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         TAILS=False,
         SLOPES=False,
         PER_ROW=False,
-        VALUES=inputs.table is not None,
+        VALUES=False,
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
         CAUSAL=numbers.after == 0,
@@ -375,10 +302,6 @@ def _rows(x: Any) -> a.Rows:
 def _bias(band: Any) -> a.Bias:
     band_b, band_h = (0, 0) if band is None else _shared(band, 0, 1)
     return a.Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
-
-
-def _table(table: Any) -> a.Table:
-    return a.Table(None, 0) if table is None else a.Table(table, _shared(table, 0)[0])
 
 
 def _visible(inputs: Inputs) -> a.Visible:

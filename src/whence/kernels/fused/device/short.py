@@ -8,14 +8,8 @@ The logits are in base 2 (times log2 e), so that exp2 serves. lag = key - query;
 at key position q_start + i. The band of a head is laid out in base 2 from lag -edge to lag edge,
 with its tails beyond its reach and -inf outside of the window, so a cell needs one load.
 
-Tables with a vector for each lag (Shaw et al.) are clipped at their reach. The bias of a key table
-is a product q @ table^T [row, lag], and a tile [row, key] of it is gathered within the rows; the
-other way, the cells of a lag in each row are gathered, and the two ends are sums. In a causal call
-only the lags up to 0 are there.
-
 The gradient of a band is the sum of each diagonal of dS. A program stores the sums of its own tile,
-and its terms of the gradients of tables; further kernels add them up over the batch in a fixed
-order, without atomics.
+and further kernels add them up over the batch in a fixed order, without atomics.
 """
 
 from typing import Any, NamedTuple
@@ -34,8 +28,6 @@ class Operands(NamedTuple):
     k: Any
     v: Any
     bias: Any  # Bias: the laid-out band
-    product: Any  # Product: the key table; its query is q
-    table: Any  # Table: the value table
     visible: Any  # Visible
     seed: Any  # of dropout
 
@@ -47,8 +39,6 @@ class Sums(NamedTuple):
     d_v: Any  # [key, d_v]
     right: Any  # [key]: diagonals c - r = 0..N - 1 of dS
     left: Any  # [key]: diagonals c - r = -N..-1
-    d_factor: Any  # [d, lag]
-    d_table: Any  # [d_v, lag]
 
 
 class HeadGradients(NamedTuple):
@@ -59,26 +49,12 @@ class HeadGradients(NamedTuple):
     d_v: Any
 
 
-class Parts(NamedTuple):
-    """A program's terms of the gradients that sequences share; float32 [runs, h, row blocks, ...].
-
-    Of a causal call's tables, only the lags up to 0 are stored.
-    """
-
-    diagonals: Any  # [..., 2 * keys]: sums of dS over each diagonal
-    factor: Any  # [..., lag, d]: gradient of the key table
-    table: Any  # [..., lag, d_v]
-
-
 class Short(NamedTuple):
-    """What these kernels are compiled for besides KIND and TILE; lags are powers of two."""
+    """What these kernels are compiled for besides KIND and TILE."""
 
     ROW_BLOCKS: int  # of a sequence
     RUN: int  # sequences of one program; more than one only if ROW_BLOCKS and GROUPS are 1
-    KEY_LAGS: int  # rows of the key table, 0 without one
-    VALUE_LAGS: int  # rows of the value table, 0 without one
     DIAGONALS: bool  # the sums of diagonals are wanted
-    D_FACTOR: bool  # the gradient of the key table is wanted
     TRIANGLE: bool  # row i attends to no key beyond i
 
 
@@ -151,181 +127,20 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def load_table(table, h, reach, LAGS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The first LAGS rows of a head's table [2 * reach + 1, D], zeros beyond its edges."""
-    lag = tl.arange(0, LAGS)[:, None]
-    d = tl.arange(0, BLOCK_D)[None, :]
-    there = (lag < 2 * reach + 1) & (d < D)
-    return tl.load(table.ptr + h * table.stride_h + lag * D + d, mask=there, other=0.0)
-
-
-@triton.jit
-def by_key(by_lag, r, c, reach, sizes, CAUSAL: tl.constexpr):
-    """[row, lag] as [row, key]: the column of the clipped lag of every cell."""
-    last = 2 * reach
-    if CAUSAL:
-        last = reach
-    column = c - (r + (sizes.q_start - reach))
-    return tl.gather(by_lag, tl.minimum(tl.maximum(column, 0), last), 1)
-
-
-@triton.jit
-def window(by_key, start, LAGS: tl.constexpr):
-    """Columns start..start + LAGS of every row, [row, LAGS]; zeros beyond the first and the last.
-
-    The keys are cut into chunks of LAGS. Turned by `start`, column j of every chunk holds a key
-    that is start + j modulo LAGS, and one chunk has the key itself: one exchange between threads a
-    cell, where a gather over all keys takes several.
-    """
-    M: tl.constexpr = by_key.shape[0]
-    N: tl.constexpr = by_key.shape[1]
-    WIDTH: tl.constexpr = LAGS if LAGS < N else N
-    CHUNKS: tl.constexpr = N // WIDTH
-    column = tl.arange(0, LAGS)[None, :]
-    if LAGS > N:
-        key = start + column
-        cells = tl.gather(by_key, tl.minimum(tl.maximum(key, 0), N - 1), 1)
-        cells = tl.where((key >= 0) & (key < N), cells, 0.0)
-    else:
-        chunks = tl.reshape(by_key, [M, CHUNKS, WIDTH])
-        key = tl.expand_dims(start + column, 1)
-        chunk = tl.arange(0, CHUNKS)[None, :, None]
-        within = key & (WIDTH - 1)
-        turned = tl.gather(chunks, within + 0 * chunk, 2)
-        cells = tl.sum(tl.where(key - within == chunk * WIDTH, turned, 0.0), 1)
-    return cells
-
-
-@triton.jit
-def by_lag(by_key, r, c, reach, sizes, LAGS: tl.constexpr, CAUSAL: tl.constexpr):
-    """[row, key] as [row, lag]: the sum of the cells of every clipped lag; by_key's transpose."""
-    column = tl.arange(0, LAGS)[None, :]
-    # The last column is an end, unless it is lag 0 of a causal call.
-    stop = 2 * reach
-    if CAUSAL:
-        stop = reach + 1
-    cells = window(by_key, r + (sizes.q_start - reach), LAGS)
-    cells = tl.where((column > 0) & (column < stop), cells, 0.0)
-    # A key is compared with a bound of its row: a tile of lags would take a register a cell.
-    end = tl.where(reach == 0, by_key.shape[1], r + (sizes.q_start - reach))
-    left = tl.sum(tl.where(c <= end, by_key, 0.0), 1)
-    cells = tl.where(column == 0, left[:, None], cells)
-    if not CAUSAL:
-        right = tl.sum(tl.where(c >= r + (sizes.q_start + reach), by_key, 0.0), 1)
-        cells = tl.where((column == stop) & (reach > 0), right[:, None], cells)
-    return cells
-
-
-@triton.jit
-def halves(x):
-    """float32 as a sum of two bfloat16, which leaves an error of 2^-17."""
-    large = x.to(tl.bfloat16)
-    return large, (x - large.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def leading(x):
-    """float32 cut to the digits that tensor cores read.
-
-    Two products, of these and of what they leave, have float32's digits where the other factor was
-    in half precision, which tensor cores read whole.
-    """
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def rows_by_table(rows, table, KIND: tl.constexpr):
-    """rows [row, d] @ table^T [lag, d], with float32's digits.
-
-    bfloat16 rows meet the table as three bfloat16 pieces, which hold every digit of float32.
-    """
-    if rows.dtype == tl.bfloat16:
-        large, middle = halves(table)
-        small = (table - large.to(tl.float32) - middle.to(tl.float32)).to(tl.bfloat16)
-        product = tl.dot(rows, tl.trans(small))
-        product = tl.dot(rows, tl.trans(middle), product)
-        product = tl.dot(rows, tl.trans(large), product)
-    else:
-        product = tl.dot(rows.to(tl.float32), tl.trans(table), input_precision=KIND.EXACT)
-    return product
-
-
-@triton.jit
-def lags_by_table(sums, by_lag, table, rows, KIND: tl.constexpr):
-    """sums + by_lag [row, lag] @ table [lag, d]; in bfloat16, as `rows` are, with 16 digits."""
-    if rows.dtype == tl.bfloat16:
-        large, small = halves(by_lag)
-        table_large, table_small = halves(table)
-        sums = tl.dot(small, table_large, sums)
-        sums = tl.dot(large, table_small, sums)
-        sums = tl.dot(large, table_large, sums)
-    else:
-        sums = tl.dot(by_lag, table, sums, input_precision=KIND.EXACT)
-    return sums
-
-
-@triton.jit
-def rows_by_lags(sums, rows, by_lag, KIND: tl.constexpr):
-    """sums + rows^T [row, d] @ by_lag [row, lag]; in bfloat16 with 16 digits of by_lag."""
-    if rows.dtype == tl.bfloat16:
-        large, small = halves(by_lag)
-        sums = tl.dot(tl.trans(rows), small, sums)
-        sums = tl.dot(tl.trans(rows), large, sums)
-    else:
-        rows = tl.trans(rows.to(tl.float32))
-        if KIND.PRECISION != "ieee":
-            rest = by_lag - leading(by_lag)
-            sums = tl.dot(rows, rest, sums, input_precision=KIND.PRECISION)
-            by_lag = by_lag - rest
-        sums = tl.dot(rows, by_lag, sums, input_precision=KIND.PRECISION)
-    return sums
-
-
-@triton.jit
-def masked_logits(
-    q,
-    k,
-    operands,
-    b,
-    h,
-    r,
-    c,
-    sizes,
-    KIND: tl.constexpr,
-    TILE: tl.constexpr,
-    SHORT: tl.constexpr,
-):
+def masked_logits(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """The logits of rows r and keys c in base 2, -inf where a query may not look."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
     if KIND.BAND:
         bias = operands.bias
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
         logits += tl.load(band + (c - r))
-    if SHORT.KEY_LAGS > 0:
-        table = load_table(
-            operands.product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D
-        )
-        product = rows_by_table(q, table, KIND) * (operands.product.scale * LOG2E)
-        logits += by_key(product, r, c, sizes.reach, sizes, KIND.CAUSAL)
     return masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
 
 
 @triton.jit
-def exponentials(
-    q,
-    k,
-    operands,
-    b,
-    h,
-    r,
-    c,
-    sizes,
-    KIND: tl.constexpr,
-    TILE: tl.constexpr,
-    SHORT: tl.constexpr,
-):
+def exponentials(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """exp2(logit - row maximum) and its sum in each row, 1 where a row may look at no key."""
-    logits = masked_logits(q, k, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
+    logits = masked_logits(q, k, operands, b, h, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
     weights = tl.exp2(logits - top[:, None])
@@ -344,7 +159,6 @@ def forward_block(
     KEYS: tl.constexpr,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
-    SHORT: tl.constexpr,
 ):
     """Store the output of a block of rows, which attend to none but the first KEYS keys."""
     h_kv = h // KIND.GROUPS
@@ -355,17 +169,11 @@ def forward_block(
     )
     k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     v_tile = load_head(operands.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
+    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
         seed = tl.load(operands.seed) + (b * sizes.n_heads + h)
         weights = weights * dropout_factor(seed, r, c, sizes.dropout)
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
-    if SHORT.VALUE_LAGS > 0:
-        mass = by_lag(weights, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
-        vectors = load_table(
-            operands.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
-        )
-        rows = lags_by_table(rows, mass, vectors, v_tile, KIND)
     rows = rows / total[:, None]
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
@@ -392,11 +200,11 @@ def short_forward_kernel(
     first = tl.program_id(1) * TILE.ROWS
     if SHORT.TRIANGLE and TILE.ROWS < TILE.KEYS:
         if first == 0:
-            forward_block(operands, out, b, h, first, sizes, TILE.ROWS, KIND, TILE, SHORT)
+            forward_block(operands, out, b, h, first, sizes, TILE.ROWS, KIND, TILE)
         else:
-            forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE, SHORT)
+            forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE)
     else:
-        forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE, SHORT)
+        forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE)
 
 
 @triton.jit
@@ -442,38 +250,19 @@ def store_diagonals(ptr, part, right, left):
 
 
 @triton.jit
-def store_table_part(ptr, part, sums, reach, CAUSAL: tl.constexpr, D: tl.constexpr):
-    """Store a program's terms [d, lag] of a table's gradient as [lag, d]: the lags in sight."""
-    used = 2 * reach + 1
-    if CAUSAL:
-        used = reach + 1
-    d = tl.arange(0, sums.shape[0])[:, None]
-    lag = tl.arange(0, sums.shape[1])[None, :]
-    tl.store(ptr + part * used * D + lag * D + d, sums, mask=(lag < used) & (d < D))
-
-
-@triton.jit
 def zero_sums(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
     """Where the sums start."""
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
-    KEY_LAGS: tl.constexpr = SHORT.KEY_LAGS
-    VALUE_LAGS: tl.constexpr = SHORT.VALUE_LAGS
     right = 0.0
     left = 0.0
-    d_factor = 0.0
-    d_table = 0.0
     if SHORT.DIAGONALS:
         right = tl.zeros([KEYS], dtype=tl.float32)
         left = tl.zeros([KEYS], dtype=tl.float32)
-    if SHORT.D_FACTOR:
-        d_factor = tl.zeros([BLOCK_D, KEY_LAGS], dtype=tl.float32)
-    if SHORT.VALUE_LAGS > 0:
-        d_table = tl.zeros([BLOCK_DV, VALUE_LAGS], dtype=tl.float32)
     d_k = tl.zeros([KEYS, BLOCK_D], dtype=tl.float32)
     d_v = tl.zeros([KEYS, BLOCK_DV], dtype=tl.float32)
-    return Sums(d_k, d_v, right, left, d_factor, d_table)
+    return Sums(d_k, d_v, right, left)
 
 
 @triton.jit
@@ -484,7 +273,7 @@ def block_gradients(
     operands,
     d_out,
     gradients,
-    parts,
+    diagonals,
     b,
     h,
     block,
@@ -493,36 +282,24 @@ def block_gradients(
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """Store dQ of a block of rows; add its terms to dK / scale, dV and what sequences share.
+    """Store dQ of a block of rows; add its terms to dK / scale, dV and the sums of diagonals.
 
     What nothing is added to later is stored as soon as it is known, which frees its registers: dK
-    and dV of a single block, the terms of what sequences share if a program has one sequence.
+    and dV of a single block, the sums of diagonals if a program has one sequence.
     """
-    d_k, d_v, right, left, d_factor, d_table = sums
-    product = operands.product
+    d_k, d_v, right, left = sums
     SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, TILE.KEYS)[None, :]
     bh = b * sizes.n_heads + h
-    part = bh * SHORT.ROW_BLOCKS + block
     q_tile = load_head(
         operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN
     )
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE, SHORT)
+    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
         factor = dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
-    if SHORT.VALUE_LAGS > 0:
-        # The masses come from the weights before their division: were they to come from those
-        # after it, the compiler would hold these in three layouts at once.
-        met = weights
-        if KIND.DROPOUT:
-            met = weights * factor
-        mass = by_lag(met, r, c, sizes.value_reach, sizes, SHORT.VALUE_LAGS, KIND.CAUSAL)
-        d_table = rows_by_lags(d_table, d_rows, mass / total[:, None], KIND)
-        if SHORT.RUN == 1:
-            store_table_part(parts.table, part, d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V)
     weights = weights / total[:, None]
     met = weights
     if KIND.DROPOUT:
@@ -530,15 +307,7 @@ def block_gradients(
     d_v = tl.dot(tl.trans(met.to(d_rows.dtype)), d_rows, d_v, input_precision=KIND.PRECISION)
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
-    if SHORT.VALUE_LAGS > 0:
-        vectors = load_table(
-            operands.table, h, sizes.value_reach, SHORT.VALUE_LAGS, KIND.D_V, KIND.BLOCK_DV
-        )
-        d_mass = rows_by_table(d_rows, vectors, KIND)
-        d_weights = by_key(d_mass, r, c, sizes.value_reach, sizes, KIND.CAUSAL)
-        d_weights = tl.dot(d_rows, tl.trans(v_tile), d_weights, input_precision=KIND.PRECISION)
-    else:
-        d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
+    d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     if KIND.DROPOUT:
         d_weights = d_weights * factor
     delta = tl.sum(weights * d_weights, 1)
@@ -548,15 +317,6 @@ def block_gradients(
     if SINGLE:
         store_keys(gradients.d_k, d_k * sizes.scale, b, h, KIND.D, sizes, KIND, TILE)
     d_q = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
-    if SHORT.KEY_LAGS > 0:
-        d_band = by_lag(d_logits, r, c, sizes.reach, sizes, SHORT.KEY_LAGS, KIND.CAUSAL)
-        d_band = d_band * product.scale
-        entries = load_table(product.factor, h, sizes.reach, SHORT.KEY_LAGS, KIND.D, KIND.BLOCK_D)
-        d_q = lags_by_table(d_q, d_band, entries, q_tile, KIND)
-        if SHORT.D_FACTOR:
-            d_factor = rows_by_lags(d_factor, q_tile, d_band, KIND)
-            if SHORT.RUN == 1:
-                store_table_part(parts.factor, part, d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
     store_head(
         *(gradients.d_q, d_q, b, h, first, sizes.n_q, sizes.n_heads),
         *(KIND.D, KIND.TOKENS, TILE.EVEN),
@@ -566,8 +326,8 @@ def block_gradients(
         right += more_right
         left += more_left
         if SHORT.RUN == 1:
-            store_diagonals(parts.diagonals, part, right, left)
-    return Sums(d_k, d_v, right, left, d_factor, d_table)
+            store_diagonals(diagonals, bh * SHORT.ROW_BLOCKS + block, right, left)
+    return Sums(d_k, d_v, right, left)
 
 
 @triton.jit(do_not_specialize=[*VARYING])
@@ -575,7 +335,7 @@ def short_backward_kernel(
     operands,
     d_out,
     gradients,
-    parts,
+    diagonals,
     numbers,
     n_q,
     n_k,
@@ -586,7 +346,10 @@ def short_backward_kernel(
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """All gradients of one key head of a run of sequences, and of the query heads that share it."""
+    """All gradients of one key head of a run of sequences, and of the query heads that share it.
+
+    diagonals: float32 [runs, h, row blocks, 2 * keys], the sums of dS over each diagonal.
+    """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
@@ -601,36 +364,26 @@ def short_backward_kernel(
         k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
         v_tile = load_head(operands.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
         start = zero_sums(KIND, TILE, SHORT)
-        sums = Sums(start.d_k, start.d_v, sums.right, sums.left, sums.d_factor, sums.d_table)
+        sums = Sums(start.d_k, start.d_v, sums.right, sums.left)
         for step in tl.range(0, KIND.GROUPS * ROW_BLOCKS, num_stages=1):
             h = h_kv * KIND.GROUPS + step // ROW_BLOCKS
-            if SHORT.RUN == 1:  # what sequences share is stored after each step
-                sums = Sums(
-                    sums.d_k, sums.d_v, start.right, start.left, start.d_factor, start.d_table
-                )
+            if SHORT.RUN == 1:  # the sums of diagonals are stored after each step
+                sums = Sums(sums.d_k, sums.d_v, start.right, start.left)
             sums = block_gradients(
-                *(sums, k_tile, v_tile, operands, d_out, gradients, parts),
+                *(sums, k_tile, v_tile, operands, d_out, gradients, diagonals),
                 *(b, h, step % ROW_BLOCKS, sizes, KIND, TILE, SHORT),
             )
         if KIND.GROUPS * ROW_BLOCKS > 1:
             d_k = sums.d_k * sizes.scale
             store_keys(gradients.d_v, sums.d_v, b, h_kv, KIND.D_V, sizes, KIND, TILE)
             store_keys(gradients.d_k, d_k, b, h_kv, KIND.D, sizes, KIND, TILE)
-    if SHORT.RUN > 1:  # then a program has one head and one block of rows
-        part = run * sizes.n_heads + h_kv
-        if SHORT.DIAGONALS:
-            store_diagonals(parts.diagonals, part, sums.right, sums.left)
-        if SHORT.D_FACTOR:
-            store_table_part(parts.factor, part, sums.d_factor, sizes.reach, KIND.CAUSAL, KIND.D)
-        if SHORT.VALUE_LAGS > 0:
-            store_table_part(
-                parts.table, part, sums.d_table, sizes.value_reach, KIND.CAUSAL, KIND.D_V
-            )
+    if SHORT.RUN > 1 and SHORT.DIAGONALS:  # then a program has one head and one block of rows
+        store_diagonals(diagonals, run * sizes.n_heads + h_kv, sums.right, sums.left)
 
 
 @triton.jit
 def sums_at(
-    parts,
+    diagonals,
     lag,
     first,
     h,
@@ -651,7 +404,7 @@ def sums_at(
             each = start + tl.arange(0, BATCHES)
             row = ((first + each).to(tl.int64) * sizes.n_heads + h) * ROW_BLOCKS + block
             sums += tl.load(
-                parts + row[:, None] * WIDTH + place[None, :],
+                diagonals + row[:, None] * WIDTH + place[None, :],
                 mask=(each < batches)[:, None] & there[None, :],
                 other=0.0,
             )
@@ -660,7 +413,7 @@ def sums_at(
 
 @triton.jit(do_not_specialize=["batches", *VARYING])
 def short_band_kernel(
-    parts,
+    diagonals,
     d_band,
     batches,
     numbers,
@@ -681,14 +434,14 @@ def short_band_kernel(
     h = bh % sizes.n_heads
     place = tl.program_id(0) * LAGS + tl.arange(0, LAGS)
     lag = place - sizes.reach
-    sums = sums_at(parts, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
+    sums = sums_at(diagonals, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
     width = 2 * sizes.reach + 1
     tl.store(d_band + bh * width + place, sums, mask=place < width)
 
 
 @triton.jit(do_not_specialize=["batches", *VARYING])
 def short_tails_kernel(
-    parts,
+    diagonals,
     d_tails,
     batches,
     numbers,
@@ -708,7 +461,7 @@ def short_tails_kernel(
     first = bh // sizes.n_heads * batches
     h = bh % sizes.n_heads
     lag = tl.arange(0, LAGS) - (LAGS // 2 + sizes.q_start)
-    sums = sums_at(parts, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
+    sums = sums_at(diagonals, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
     kind = tl.num_programs(0).to(tl.int64)
     distance = tl.abs(lag).to(tl.float32)
     left = tl.where(lag < -sizes.reach, sums, 0.0)
@@ -717,34 +470,3 @@ def short_tails_kernel(
     tl.store(d_tails + kind + bh, tl.sum(left * distance, 0))
     tl.store(d_tails + 2 * kind + bh, tl.sum(right, 0))
     tl.store(d_tails + 3 * kind + bh, tl.sum(right * distance, 0))
-
-
-@triton.jit(do_not_specialize=["count", "used", "width", "n_heads"])
-def short_table_kernel(
-    parts,
-    d_table,
-    count,
-    n_heads,
-    used,
-    width,
-    ROW_BLOCKS: tl.constexpr,
-    D: tl.constexpr,
-    CELLS: tl.constexpr,
-    BATCHES: tl.constexpr,
-):
-    """A block of cells (program 0) of d_table [h, width, D] of one head (program 1).
-
-    Of `width` lags the parts [count, h, row blocks, used, D] have the first `used`.
-    """
-    h = tl.program_id(1).to(tl.int64)
-    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
-    sums = tl.zeros([BATCHES, CELLS], dtype=tl.float32)
-    for start in range(0, count * ROW_BLOCKS, BATCHES):
-        each = start + tl.arange(0, BATCHES)
-        row = (each // ROW_BLOCKS * n_heads + h) * ROW_BLOCKS + each % ROW_BLOCKS
-        sums += tl.load(
-            parts + row[:, None] * (used * D) + cell[None, :],
-            mask=(each < count * ROW_BLOCKS)[:, None] & (cell < used * D)[None, :],
-            other=0.0,
-        )
-    tl.store(d_table + h * (width * D) + cell, tl.sum(sums, 0), mask=cell < width * D)

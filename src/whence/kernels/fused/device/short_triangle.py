@@ -5,9 +5,8 @@ j of the keys. Row i attends to no key beyond i, so that everything in tile 01 i
 block 1 comes first: its two tiles are in registers together, so that softmax and delta see the
 whole row. It completes dK and dV of key block 1; row block 0 completes those of key block 0.
 
-Otherwise this kernel gives what `short_backward_kernel` gives, for a call without tables, grouped
-heads and dropout. Tiles 00 and 11 have the same lags: they are added before their diagonals are
-summed.
+Otherwise this kernel gives what `short_backward_kernel` gives, for a call without grouped heads and
+dropout. Tiles 00 and 11 have the same lags: they are added before their diagonals are summed.
 """
 
 import triton
@@ -66,7 +65,7 @@ def short_triangle_kernel(
     operands,
     d_out,
     gradients,
-    parts,
+    diagonals,
     numbers,
     n_q,
     n_k,
@@ -108,8 +107,8 @@ def short_triangle_kernel(
         d_out1 = load_block(d_out, b, h, BLOCK, sizes.n_q, D_V, BLOCK_DV, TILE)
 
         # Row block 1: weights p, their gradients d_p, those of the logits d_s.
-        p10 = masked_logits(q1, k0, operands, b, h, r1, c0, sizes, KIND, TILE, SHORT)
-        p11 = masked_logits(q1, k1, operands, b, h, r1, c1, sizes, KIND, TILE, SHORT)
+        p10 = masked_logits(q1, k0, operands, b, h, r1, c0, sizes, KIND, TILE)
+        p11 = masked_logits(q1, k1, operands, b, h, r1, c1, sizes, KIND, TILE)
         top = finite(tl.maximum(tl.max(p10, 1), tl.max(p11, 1)))
         p10 = tl.exp2(p10 - top)
         p11 = tl.exp2(p11 - top)
@@ -142,7 +141,7 @@ def short_triangle_kernel(
         # Row block 0.
         q0 = load_block(operands.q, b, h, 0, sizes.n_q, D, BLOCK_D, TILE)
         d_out0 = load_block(d_out, b, h, 0, sizes.n_q, D_V, BLOCK_DV, TILE)
-        p00 = masked_logits(q0, k0, operands, b, h, r0, c0, sizes, KIND, TILE, SHORT)
+        p00 = masked_logits(q0, k0, operands, b, h, r0, c0, sizes, KIND, TILE)
         p00 = tl.exp2(p00 - finite(tl.max(p00, 1)))
         p00 = p00 * reciprocal(tl.sum(p00, 1))
         d_p00 = tl.dot(d_out0, tl.trans(v0), input_precision=PRECISION)
@@ -160,7 +159,7 @@ def short_triangle_kernel(
             left += more_left
     if SHORT.DIAGONALS:  # the sum of c - r = t lies at place t modulo 4 BLOCK
         part = run * sizes.n_heads + h
-        place = parts.diagonals + part * (4 * BLOCK) + tl.arange(0, BLOCK)
+        place = diagonals + part * (4 * BLOCK) + tl.arange(0, BLOCK)
         tl.store(place, right)
         tl.store(place + BLOCK, tl.zeros([BLOCK], dtype=tl.float32))
         tl.store(place + 2 * BLOCK, far_left)
