@@ -64,7 +64,9 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "floater" else ()) for n in METHODS]
+)
 def test_every_method_is_judged_as_theory_and_the_committed_results_have_it(name: str) -> None:
     row = row_of(name)
     assert [cell.name for cell in row.criteria] == list(CRITERIA) == list(RULES)

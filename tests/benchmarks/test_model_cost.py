@@ -39,6 +39,7 @@ def measured(folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_method_that_fails_says_why_and_the_others_are_measured(
     tmp_path: Path, compiled: list[str | None], capsys: pytest.CaptureFixture[str]
 ) -> None:
