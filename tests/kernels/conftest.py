@@ -1,15 +1,29 @@
-"""Of a test whose cases are drawn from seeds, `make test` runs a quarter; `make test-all` runs all."""
+"""Of a test with many cases `make test` runs some, and `make test-all` all of them.
 
+A quarter of the cases that are drawn from seeds, and every second one of a test in Triton's
+interpreter with more than six others.
+"""
+
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+MANY = 6
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    listed: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        seed = getattr(getattr(item, "callspec", None), "id", "")
-        if seed.isdigit() and int(seed) % 4 and HERE in item.path.parents:
+        case = getattr(getattr(item, "callspec", None), "id", "")
+        if HERE not in item.path.parents or not case or item.get_closest_marker("slow"):
+            continue
+        if case.isdigit() and int(case) % 4:
+            item.add_marker(pytest.mark.slow)
+        elif not case.isdigit() and item.get_closest_marker("triton"):
+            listed[item.path, item.originalname].append(item)
+    for cases in listed.values():
+        for item in cases[1::2] if len(cases) > MANY else ():
             item.add_marker(pytest.mark.slow)
