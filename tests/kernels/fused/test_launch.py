@@ -7,7 +7,7 @@ import inspect
 import os
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -54,6 +54,7 @@ class Immediate:
 
     def __init__(self) -> None:
         self.launched: list[str] = []
+        self.constants: dict[str, dict[str, object]] = {}  # of each kernel
         self.specialised: list[tuple[bool, bool]] = []  # what kernels are compiled anew for
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Tensor:
@@ -79,6 +80,7 @@ class Immediate:
         **constants: object,
     ) -> None:
         self.launched.append(kernel.fn.__name__)
+        self.constants[kernel.fn.__name__] = constants
         names = inspect.signature(kernel.fn).parameters
         free = kernel.kwargs["do_not_specialize"] or ()
         for name, group in zip(names, groups, strict=False):  # the constants follow
@@ -106,6 +108,7 @@ def launched(
     far: Any = None,
     far_gradients: Any = None,
     wanted: tuple[bool, ...] = (True, True, True, True),
+    by_keys: tuple[int, int] = (16, 16),
     **numbers: Any,
 ) -> tuple[Tensor, Any, Immediate]:
     """The output, the gradients of (out * weight).sum(), and the plan."""
@@ -122,7 +125,7 @@ def launched(
     q, k, v = q.detach(), k.detach(), v.detach()
     kept = forward(plan, q, k, v, *call, tiles, product, curve)
     grads = backward(
-        *(plan, weight, q, k, v, kept, *call, TileSet(tiles, tiles, tiles, 16)),
+        *(plan, weight, q, k, v, kept, *call, TileSet(tiles, tiles, Tiles(*by_keys, 1, 1), 16)),
         *(Wanted(*wanted), far_gradients, product, curve),
     )
     return kept.out, grads, plan
@@ -212,6 +215,135 @@ def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
         wanted = [x if i != 3 or x is None else x * near for i, x in enumerate(wanted)]
         given[3] = given[3] * near
     assert_equal(given, wanted)
+
+
+class Banded(NamedTuple):
+    """A call with a band that all rows share."""
+
+    n_q: int
+    n_k: int
+    reach: int
+    start: int = 0
+    before: int = -1
+    after: int = -1
+    b: int = 1
+    heads: int = 2
+    kv_heads: int = 2
+    band: tuple[int, int] = (1, 2)  # its batches and heads
+    extents: tuple[int, ...] | None = None  # of the heads
+    slopes: bool = False  # tails with slopes beyond the reach
+    by_row: bool = False  # these tails are of each row
+    table: int | None = None  # the reach of a value table
+    segments: bool = False
+    tile: tuple[int, int] = (32, 64)  # rows and keys, of the key kernel
+    long: bool = False  # whether to compare with a call of more tokens
+
+
+BANDED = {
+    "a band over everything": Banded(100, 100, 99, after=0, long=True),
+    "whole tiles": Banded(64, 64, 63, after=0, tile=(16, 16)),
+    "tails, grouped heads": Banded(70, 70, 20, heads=4, band=(1, 4), slopes=True),
+    "a window": Banded(83, 83, 30, before=19, after=3, long=True),
+    "a window narrower than a tile": Banded(45, 45, 9, before=2, after=0, tile=(16, 16)),
+    "extents": Banded(90, 90, 89, after=0, heads=4, band=(1, 4), extents=(0, 5, 17, 60)),
+    "extents, both sides": Banded(67, 67, 80, extents=(3, 33), tile=(16, 32), long=True),
+    "a band for each sequence": Banded(41, 41, 40, b=2, band=(2, 2), tile=(16, 16)),
+    "a band for each sequence, grouped heads": Banded(
+        40, 40, 39, after=0, b=3, heads=4, band=(3, 4)
+    ),
+    "one band for all heads": Banded(71, 71, 12, b=3, band=(1, 1), segments=True),
+    "later queries": Banded(40, 73, 72, start=33, after=0),
+    "queries beyond the keys": Banded(73, 40, 45, start=7, tile=(16, 16)),
+    "a reach beyond the keys": Banded(65, 65, 150),
+    "a value table that reaches farther": Banded(75, 75, 4, table=21),
+    "extents and a value table": Banded(75, 75, 40, extents=(2, 30), table=9, after=0),
+    "a reach of 0": Banded(70, 70, 0, slopes=True),
+    "tails of each row": Banded(70, 70, 11, slopes=True, by_row=True),
+    "more sequences than a step": Banded(
+        40, 300, 3, b=9, heads=1, kv_heads=1, band=(1, 1), after=5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BANDED)
+def test_up_to_1024_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels.fused import tiles as tiling
+
+    torch.manual_seed(0)
+    call = BANDED[name]
+    q = leaf(call.b, call.heads, call.n_q, 16)
+    k, v = (leaf(call.b, call.kv_heads, call.n_k, 16) for _ in range(2))
+    lags = torch.arange(-call.reach, call.reach + 1).abs()
+    near = torch.ones(1, 1, 1, lags.numel())
+    inputs: dict[str, Tensor | None] = {}
+    lines, extent, values, mask = [Line(), Line()], None, None, None
+    if call.extents is not None:
+        inputs["extent"] = extent = torch.tensor(call.extents, dtype=torch.int32)
+        near = (lags <= extent[:, None]).float()[None, :, None]
+    inputs["band"] = band = (leaf(*call.band, 1, lags.numel()) * near).detach().requires_grad_()
+    if call.slopes:
+        inputs["tails"] = tails = leaf(4, *call.band, call.n_q if call.by_row else 1)
+        lines = [Line(tails[0], tails[1]), Line(tails[2], tails[3])]
+    if call.table is not None:
+        inputs["table"] = leaf(1, 2 * call.table + 1, 16)
+        values = LagValues(inputs["table"])
+    if call.segments:
+        segments = (torch.arange(call.n_q)[None] // 9, torch.arange(call.n_k)[None] // 9)
+        mask = Mask(segments=segments)
+        inputs["q_segment"], inputs["k_segment"] = (x.to(torch.int32) for x in segments)
+    window = tuple(None if x < 0 else x for x in (call.before, call.after))
+    out, weight, wanted = defined(
+        *(q, k, v, [q, k, v, band]),
+        bias=LagBias(band, *lines, extent),
+        values=values,
+        mask=mask,
+        window=window,
+        q_start=call.start,
+    )
+    numbers = {"q_start": call.start, "before": call.before, "after": call.after}
+    found, grads, plan = launched(
+        q, k, v, weight, inputs, slopes=call.slopes, by_keys=call.tile, **numbers
+    )
+    assert plan.launched[-2:] == ["key_kernel", "stripe_kernel"]
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    # The definition knows the cells beyond the extent too.
+    wanted = [*wanted[:3], wanted[3] * near]
+    assert_equal([*grads[:3], grads.band * near], wanted)
+
+    if call.long:
+        monkeypatch.setattr(tiling, "SHORT", call.n_q - 1)
+        _, long, plan = launched(q, k, v, weight, inputs, slopes=call.slopes, **numbers)
+        assert "band_kernel" in plan.launched
+        assert "stripe_kernel" not in plan.launched
+        assert_equal([long.band * near], wanted[3:])
+
+
+def test_in_half_precision_the_key_kernel_loads_a_shared_band_at_once() -> None:
+    torch.manual_seed(0)
+    q, k, v, band = leaf(1, 2, 40, 16), leaf(1, 2, 40, 16), leaf(1, 2, 40, 16), leaf(1, 2, 1, 79)
+    half = [x.detach().half() for x in (q, k, v)]
+    out, weight, wanted = defined(q, k, v, [q, k, v, band], bias=LagBias(band, Line(), Line()))
+    found, grads, plan = launched(*half, weight.half(), {"band": band})
+    assert plan.constants["key_kernel"]["UNSTAGED"]
+    torch.testing.assert_close(found.float(), out, rtol=1e-2, atol=1e-2)
+    for a, b in zip([*grads[:3], grads.band], wanted, strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)
+
+
+def test_short_sequences_take_one_kernel_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.kernels.fused import short
+
+    monkeypatch.undo()
+    q, k, v, band = *(leaf(1, 2, 33, 16) for _ in range(3)), leaf(1, 2, 1, 65)
+    out, weight, wanted = defined(q, k, v, [q, k, v, band], bias=LagBias(band, Line(), Line()))
+    found, grads, plan = launched(q, k, v, weight, {"band": band})
+    assert short.FASTER >= 33
+    kernels = ["short_forward_kernel", "short_backward_kernel", "short_band_kernel"]
+    assert plan.launched == ["head_layout_kernel", *kernels]
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    assert_equal([*grads[:3], grads.band], wanted)
 
 
 def test_gradients_that_are_not_wanted_take_no_launch() -> None:

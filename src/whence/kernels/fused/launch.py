@@ -18,7 +18,7 @@ from whence.kernels.fused import short
 from whence.kernels.fused import tiles as tiling
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.curve import CURVES
-from whence.kernels.fused.device.d_band import band_kernel, collect_kernel
+from whence.kernels.fused.device.d_band import STRIPE, band_kernel, collect_kernel, stripe_kernel
 from whence.kernels.fused.device.d_keys import key_kernel
 from whence.kernels.fused.device.d_product import (
     BandGradient,
@@ -197,29 +197,39 @@ def backward(
         KIND=call.kind,
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
     )
+    few_tokens = max(n_q, n_k) <= tiling.SHORT and far is None
+    shared = call.band_shape is not None and wanted.band and d_band is None
+    stripes = None
+    if shared and few_tokens:
+        count = _ceil(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
+        length = (_ceil(n_q, by_keys.rows) + 1) * by_keys.rows
+        stripes = plan.empty((b, h, count, length), torch.float32)
     # Beside a plain kernel for the far keys, the key kernel leaves much of the GPU idle.
-    side = far is not None
-    if call.band_shape is not None and wanted.band and d_band is None:
+    side = shared and far is not None
+    if shared and not few_tokens:
         d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
-    else:
-        side = False
-    d_parameters: Sequence[Any] = (None, None, None)
-    if curve is not None and (wanted.band or wanted.tails):
-        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
     even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
+    key_tile = a.Tile(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even)
     plan.launch(
         key_kernel,
         (_ceil(n_k, by_keys.keys), b * h_kv),
         *(call.q, call.k, call.v, d_rows, statistics),
         *(call.bias, call.visible, call.seed, call.far),
-        a.KeyGradients(d_k, d_value),
+        a.KeyGradients(d_k, d_value, stripes),
         h // h_kv,
         *a.scalars(call.sizes),
         warps=by_keys.warps,
         stages=by_keys.stages,
         KIND=call.kind,
-        TILE=a.Tile(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
+        TILE=key_tile,
+        # Without tensor cores it takes registers that are not there; of more rows it is slower.
+        UNSTAGED=few_tokens and q.dtype != torch.float32,
     )
+    if stripes is not None:
+        d_band = _striped_band(plan, call, stripes, key_tile)
+    d_parameters: Sequence[Any] = (None, None, None)
+    if curve is not None and (wanted.band or wanted.tails):
+        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
     d_query = d_factor = None
     if product is not None:
         d_query, d_factor = _product_gradients(plan, product, q, d_q, d_band, d_tails, wanted)
@@ -444,6 +454,26 @@ def _shared_band(
         side=side,
         KIND=kind,
         BLOCK=block,
+    )
+    return d_band
+
+
+def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
+    """The gradient of a band that all queries share, from the sums that the key kernel stored."""
+    assert call.band_shape is not None
+    assert tile.NEAR == tile.ROWS
+    (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
+    width, lags = 2 * call.sizes.reach + 1, 32
+    d_band = plan.empty((batches, h, 1, width), torch.float32)
+    plan.launch(
+        stripe_kernel,
+        (_ceil(width, lags), batches * h),
+        *(stripes, d_band, call.bias, n_batch // batches, count, *a.scalars(call.sizes)),
+        KIND=call.kind,
+        TILE=tile,
+        LAGS=lags,
+        STRIPES=16,
+        BATCHES=8,
     )
     return d_band
 

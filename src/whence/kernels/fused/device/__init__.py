@@ -31,7 +31,8 @@ so that no kernel needs atomics and every sum has a fixed order:
 1. d_queries.py, by blocks of rows: dQ, and whatever belongs to a row: delta = rowsum(out * d_out),
    which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
-3. d_keys.py, by blocks of keys: dK and dV.
+3. d_keys.py, by blocks of keys: dK and dV; and up to 1,024 tokens, in place of 2, the sums that
+   d_band.py then adds up.
 
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
 to the table's gradient; curve.py takes a band's gradient to the parameters of its curve.

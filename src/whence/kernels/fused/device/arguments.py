@@ -119,10 +119,11 @@ class QueryGradients(NamedTuple):
 
 
 class KeyGradients(NamedTuple):
-    """What the key kernel gives, [b, h_kv, k, d]."""
+    """What the key kernel gives."""
 
-    d_k: Any
+    d_k: Any  # [b, h_kv, k, d]
     d_v: Any
+    stripes: Any  # float32 [b, h, stripe, stripe_length]: sums of the diagonals of dS (d_band.py)
 
 
 class Numbers(NamedTuple):

@@ -1,9 +1,13 @@
 """The gradient of a band that all rows of a head share, without atomics.
 
-All tiles on one block-diagonal have the same lag in the same cell. So a program walks along a share
-of a block-diagonal, sums the tiles' dS in registers, and at the end sums the diagonals of that one
-tile; a second small kernel adds up the shares. Only block-diagonals that touch the band are
-visited.
+**More than 1,024 tokens.** All tiles on one block-diagonal have the same lag in the same cell. So a
+program walks along a share of a block-diagonal, sums the tiles' dS in registers, and at the end
+sums the diagonals of that one tile; a second small kernel adds up the shares. Only block-diagonals
+that touch the band are visited.
+
+**Up to 1,024 tokens.** The key kernel has dS of every near tile in registers already. It sums the
+diagonals of dS within each *stripe* of 16 keys and stores them; `stripe_kernel` adds up stripes and
+sequences. A head has n_q * n_k / 16 such sums, which is too much memory for long sequences.
 """
 
 import triton
@@ -19,8 +23,14 @@ from whence.kernels.fused.device.tile import (
     head_rows,
     load_rows,
     load_tails,
+    near_reach_of,
+    row_range,
     sizes_of,
 )
+
+# Keys of a stripe: a warp of four holds so many of a tile [64 keys, rows], which is why summing the
+# diagonals of a stripe needs exchanges within a warp alone.
+STRIPE = tl.constexpr(16)
 
 
 @triton.jit
@@ -135,6 +145,7 @@ def band_kernel(
                 TILE.EVEN,
                 False,
                 False,
+                False,
             )
             total += d_logits
         # Cell (r, c) has lag lag_0 + c - r. Turned, column t holds every cell with c - r = t, and
@@ -185,3 +196,89 @@ def collect_kernel(
     lag = diagonal * BLOCK - sizes.q_start + t
     cells = d_band + bh * (2 * reach + 1) + lag + reach
     tl.store(cells, total, mask=(lag >= -reach) & (lag <= reach))
+
+
+@triton.jit
+def stripe_length(sizes, TILE: tl.constexpr):
+    """How many sums a stripe has: one for each r - c, from -ROWS to the last row, in whole tiles.
+
+    r is a row of the head and c = 0..15 a key of the stripe.
+    """
+    return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 1) * TILE.ROWS
+
+
+@triton.jit
+def stripe_sums(d_logits):
+    """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
+
+    At t the first holds the cells with r - c = t. The second holds those with r - c = t - ROWS,
+    diagonals that started in the tile before. Key c's row is turned by c, so that a column t holds
+    both: one exchange between threads a cell.
+    """
+    KEYS: tl.constexpr = d_logits.shape[0]
+    ROWS: tl.constexpr = d_logits.shape[1]
+    STRIPES: tl.constexpr = KEYS // STRIPE
+    cells = tl.reshape(d_logits, [STRIPES, STRIPE, ROWS])
+    c = tl.arange(0, STRIPE)[None, :, None]
+    t = tl.arange(0, ROWS)[None, None, :]
+    turn = tl.broadcast_to(c + t, [STRIPES, STRIPE, ROWS])
+    turned = tl.gather(cells, turn % ROWS, 2)
+    own = tl.sum(tl.where(turn < ROWS, turned, 0.0), 1)
+    earlier = tl.sum(tl.where(turn < ROWS, 0.0, turned), 1)
+    return own, earlier
+
+
+@triton.jit(do_not_specialize=["batches", "stripes", *VARYING])
+def stripe_kernel(
+    sums,  # float32 [b, heads, stripes, stripe_length]
+    d_band,  # float32 [batches of the band, heads, 2 * reach + 1]
+    bias,
+    batches,  # sequences that share the band
+    stripes,  # of a head
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,  # of the key kernel
+    LAGS: tl.constexpr,
+    STRIPES: tl.constexpr,  # of a step
+    BATCHES: tl.constexpr,
+):
+    """A block of lags (program 0) of one head (program 1), summed in a fixed order.
+
+    Lags beyond the near tiles' reach, as those beyond an extent, get 0.
+    """
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    bh = tl.program_id(1).to(tl.int64)
+    h = bh % sizes.n_heads
+    first = bh // sizes.n_heads * batches
+    # Lags in descending order are consecutive numbers of a stripe, so that a warp loads lines.
+    top = sizes.reach - tl.program_id(0) * LAGS
+    t = tl.arange(0, LAGS)
+    lag = top - t
+    near_reach = near_reach_of(bias, h, sizes, KIND)
+    length = stripe_length(sizes, TILE)
+    total = tl.zeros([BATCHES, STRIPES, LAGS], dtype=tl.float32)
+    for first_stripe in range(0, stripes, STRIPES):
+        stripe = first_stripe + tl.arange(0, STRIPES)
+        diagonal = (stripe * STRIPE - sizes.q_start - top)[:, None] + t[None, :]
+        # The key kernel stored the sums of its near tiles alone.
+        rows = row_range(stripe // (TILE.KEYS // STRIPE), near_reach, sizes, KIND, TILE)
+        there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach)[None, :]
+        there = there & (diagonal >= (rows.near_start - TILE.ROWS)[:, None])
+        there = there & (diagonal < rows.near_stop[:, None])
+        cell = stripe[:, None] * length + (diagonal + TILE.ROWS)
+        for first_batch in range(0, batches, BATCHES):
+            each = first_batch + tl.arange(0, BATCHES)
+            head = ((first + each) * sizes.n_heads + h) * stripes * length
+            total += tl.load(
+                sums + head[:, None, None] + cell[None, :, :],
+                mask=(each < batches)[:, None, None] & there[None, :, :],
+                other=0.0,
+            )
+    found = tl.sum(tl.sum(total, 1), 0)
+    cells = d_band + bh * (2 * sizes.reach + 1) + (lag + sizes.reach)
+    tl.store(cells, found, mask=lag >= -sizes.reach)

@@ -1,4 +1,7 @@
-"""Backward by blocks of keys: dK and dV, each summed by one program."""
+"""Backward by blocks of keys: dK and dV, each summed by one program.
+
+Where it is asked to, the kernel also sums the diagonals of dS, for a shared band (d_band.py).
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,22 +9,21 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING, Rows
+from whence.kernels.fused.device.d_band import STRIPE, stripe_length, stripe_sums
 from whence.kernels.fused.device.d_logits import MassGradient, Queries, tile_gradient
 from whence.kernels.fused.device.tile import (
     Head,
     Place,
-    Range,
     head_from,
     head_of,
     head_rows,
     load_far,
     load_rows,
     load_tails,
-    near_range,
     near_reach_of,
     packed_row,
+    row_range,
     sizes_of,
-    whole_blocks,
 )
 
 
@@ -73,6 +75,7 @@ def key_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,  # NEAR counts rows
+    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
@@ -94,23 +97,12 @@ def key_kernel(
     v_rows = head_rows(v, b, h_kv).ptr + column[:, None] * v.stride_n
     k_tile = tl.load(k_rows + d[None, :], mask=on_k, other=0.0)
     v_tile = tl.load(v_rows + d_v[None, :], mask=on_v, other=0.0)
-    # Rows whose window holds some key of this block: lag = key - position in -before..after.
-    first = block * BLOCK - sizes.q_start
-    last = tl.minimum((block + 1) * BLOCK, sizes.n_k) - 1 - sizes.q_start
-    low, high = sizes.n_q * 0, sizes.n_q
-    if KIND.AFTER:
-        low = first - sizes.after
-    if KIND.BEFORE:
-        high = last + sizes.before + 1
-    low, high = whole_blocks(low, high, sizes.n_q, TILE.ROWS)
     d_k = tl.zeros([BLOCK, WIDTH], dtype=tl.float32)
     d_value = tl.zeros([BLOCK, WIDTH_V], dtype=tl.float32)
     keys = KeyBlock(k_tile, v_tile, block * BLOCK)
     for g in range(0, groups):
         h = h_kv * groups + g
-        near_reach = near_reach_of(bias, h, sizes, KIND)
-        near_start, near_stop = near_range(first, last, near_reach, low, high, TILE.ROWS)
-        rows = Range(low, near_start, near_stop, high)
+        rows = row_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
         head = head_of(bias, visible, seed, b, h, sizes, KIND)
         tails = head.tails
         if not KIND.PER_ROW:
@@ -125,11 +117,13 @@ def key_kernel(
                     queries,
                     statistics,
                     bias,
+                    gradients.stripes,
                     rows,
                     sizes,
                     KIND,
                     TILE,
                     2 - STEP,
+                    UNSTAGED,
                 )
     d_k *= sizes.scale
     if KIND.FAR:
@@ -154,16 +148,19 @@ def summed_rows(
     queries,
     statistics,
     bias,
+    stripes,
     rows,
     sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     REGION: tl.constexpr,  # where these keys lie as seen from the rows
+    UNSTAGED: tl.constexpr,
 ):
     """dK and dV of a block of keys after the rows of one region of one query head."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.ROWS
     PREPARED: tl.constexpr = statistics.far_lse_delta is not None and REGION != 1
     HELD: tl.constexpr = KIND.BLOCK_D <= 64
+    STRIPED: tl.constexpr = stripes is not None and REGION == 1
     d_k, d_v = sums
     head = queries.head
     bh = queries.b * sizes.n_heads + queries.h
@@ -181,6 +178,13 @@ def summed_rows(
     c = tl.arange(0, TILE.KEYS)[:, None]
     d = tl.arange(0, KIND.BLOCK_D)[None, :]
     d_value = tl.arange(0, KIND.BLOCK_DV)[None, :]
+    if STRIPED:
+        STRIPES: tl.constexpr = TILE.KEYS // STRIPE
+        length = stripe_length(sizes, TILE)
+        stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
+        of_head = bh * tl.num_programs(0) * STRIPES * length
+        diagonals = stripes + of_head + (stripe * length + r[None, :])
+        unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         index = block + r
         first_row = tl.zeros([], tl.int64) + block
@@ -219,9 +223,16 @@ def summed_rows(
             TILE.EVEN,
             True,
             PREPARED,
+            UNSTAGED,
         )
         d_v = tl.dot(dropped.to(d_tile.dtype), d_tile, d_v, input_precision=KIND.PRECISION)
         d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
+        if STRIPED:  # a diagonal that starts in one tile of a stripe ends in the next
+            own, earlier = stripe_sums(d_logits)
+            tl.store(diagonals + block, unfinished + earlier)
+            unfinished = own
+    if STRIPED:
+        tl.store(diagonals + stop, unfinished)
     return KeySums(d_k, d_v)
 
 

@@ -56,6 +56,7 @@ def tile_gradient(
     EVEN: tl.constexpr,  # no tile extends beyond the last row or key
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
     PREPARED: tl.constexpr,  # lse and delta hold the constants of the far side already
+    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """Weights and dS of one tile."""
     if BY_KEYS:
@@ -76,7 +77,11 @@ def tile_gradient(
     LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
     RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
     if NEAR_BAND:
-        logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS)
+        if UNSTAGED and not KIND.PER_ROW:
+            if sizes.reach >= 0:  # always so; see near_bias. The sum within it saves registers.
+                logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS)
+        else:
+            logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS)
     if KIND.TAILS and REGION != 1 and not PREPARED:
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW

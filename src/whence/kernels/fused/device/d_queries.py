@@ -295,6 +295,7 @@ def summed_keys(
             TILE.EVEN,
             False,
             False,
+            False,
         )
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)

@@ -206,6 +206,21 @@ def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def row_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """The rows that touch a block of keys: those whose window holds some of it, in whole tiles."""
+    first = block * TILE.KEYS - sizes.q_start
+    last = tl.minimum((block + 1) * TILE.KEYS, sizes.n_k) - 1 - sizes.q_start
+    low, high = sizes.n_q * 0, sizes.n_q
+    if KIND.AFTER:
+        low = first - sizes.after
+    if KIND.BEFORE:
+        high = last + sizes.before + 1
+    low, high = whole_blocks(low, high, sizes.n_q, TILE.ROWS)
+    near_start, near_stop = near_range(first, last, near_reach, low, high, TILE.ROWS)
+    return Range(low, near_start, near_stop, high)
+
+
+@triton.jit
 def region_of(keys, REGION: tl.constexpr):
     """Start and stop of a region: 0 is far to the left, 1 near, 2 far to the right."""
     start = keys.near_stop
