@@ -1,7 +1,6 @@
 """The sweep that every experiment shares, on one that squares numbers."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from whence.experiments.progress import JobsFailedError, OutOfTimeError
 
 
 @pytest.fixture(autouse=True)
-def _fast_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fast_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_queue.multiprocessing, "get_context", lambda how: CONTEXT)
-    yield
 
 
 def squares(found: AllSquared) -> dict[int, int]:
