@@ -39,6 +39,7 @@ class TrainingMonitor(TrainerCallback):  # type: ignore[misc]
         self.bad: str = ""
         self.out_of_time = self.begun = False
         self._start, self._first, self._warm = 0.0, 0, False
+        self._loss = ""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock, and measure the model of a new run before its first step."""
@@ -55,7 +56,7 @@ class TrainingMonitor(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report progress, log the last step, and stop at a log entry once the time is up."""
-        self.say("training", state.global_step / state.max_steps)
+        self.say(f"training{self._loss}", state.global_step / state.max_steps)
         late = self.deadline is not None and time.monotonic() > self.deadline
         step = state.global_step
         if step >= state.max_steps:  # the last step is logged, whether a log is due or not
@@ -79,6 +80,7 @@ class TrainingMonitor(TrainerCallback):  # type: ignore[misc]
         entry["side_by_side"] = self.side_by_side
         entry["peak_bytes"] = peak_bytes(args.device)
         entry |= self.measure(kwargs["model"])
+        self._loss = f" (step {entry['step']}, loss {entry['loss']:.3f})"
         for name in ("loss", "grad_norm"):
             if not math.isfinite(entry.get(name, 0.0)):
                 what = name.replace("_norm", "ient")
