@@ -3,6 +3,7 @@
 import json
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,7 +152,8 @@ def lm(
         ),
     ] = None,
     keep_models: Annotated[
-        bool | None, typer.Option("--keep-models", help="Keep the trained weights.")
+        bool | None,
+        typer.Option("--keep-models", help="Keep the trained weights.", show_default=False),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="TOML", help="Options by name; flags win over it.")
@@ -237,19 +239,23 @@ def compared(
     side_by_side: int = 1,
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
-    from whence.bench.machine import machine
     from whence.experiments.lm.config import read_config
-    from whence.experiments.lm.sweep import run_lm
     from whence.experiments.processes import named_device, processes
     from whence.experiments.progress import JobsFailedError, OutOfTimeError, silent
-    from whence.report.folder import check_folder
 
     read = read_config(config, flags)
     read_specs(",".join(read.methods))
-    check_folder(out)
-    shown = progress_bar(left=True) if processes()[0] == 0 else nullcontext(silent)
+    first = processes()[0] == 0
     try:
-        with shown as say:
+        with progress_bar(left=True) if first else nullcontext(silent) as say:
+            say("loading libraries", 0.0)
+            import_module("transformers.trainer")  # takes seconds
+            from whence.bench.machine import machine
+            from whence.experiments.lm.sweep import run_lm
+            from whence.report.folder import check_folder
+            from whence.report.lm_page import write_lm_report
+
+            check_folder(out)
             found = run_lm(
                 read,
                 out,
@@ -259,6 +265,10 @@ def compared(
                 ray=ray,
                 side_by_side=side_by_side,
             )
+            if not first:
+                return found, None
+            say("drawing the page", 1.0)
+            return found, write_lm_report(found, out)
     except OutOfTimeError as error:
         typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)
         raise SystemExit(UNFINISHED) from None
@@ -268,11 +278,6 @@ def compared(
     except KeyboardInterrupt:
         typer.echo("whence: interrupted; the same command goes on", err=True)
         raise SystemExit(INTERRUPTED) from None
-    if processes()[0] > 0:
-        return found, None
-    from whence.report.lm_page import write_lm_report
-
-    return found, write_lm_report(found, out)
 
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:

@@ -60,8 +60,8 @@ class Clock:
     A run that goes on begins at a share of its own, which took no time now.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.now, self.start = now, now()
+    def __init__(self) -> None:
+        self.start = time.monotonic()
         self.first: tuple[float, float] | None = None  # when, and the share by then
         self.share = 0.0
 
@@ -69,10 +69,10 @@ class Clock:
         """Note the share that is done by now."""
         self.share = share
         if self.first is None and share > 0:
-            self.first = self.now(), share
+            self.first = time.monotonic(), share
 
     def __str__(self) -> str:
-        now = self.now()
+        now = time.monotonic()
         gone = f"{duration(now - self.start)} gone"
         if self.first is None:
             return gone

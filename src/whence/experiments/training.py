@@ -86,6 +86,7 @@ def fit(
         saves_the_last=arguments.save_steps <= arguments.max_steps,
     )
     begun = 0 if last is None else last[0]
+    say(f"going on from step {begun}" if begun else "starting", begun / arguments.max_steps)
     callbacks = [monitor, *(_tensorboard(folder, begun) if rank == 0 else ())]
     trainer = PositionTrainer(
         model,
