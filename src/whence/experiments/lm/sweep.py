@@ -8,6 +8,7 @@ from typing import Any
 from whence.analysis.lm_results import Job, Language
 from whence.checks import at_least, require
 from whence.experiments.config import fingerprint
+from whence.experiments.folder import load_result
 from whence.experiments.job import run_job
 from whence.experiments.lm.config import LMConfig
 from whence.experiments.lm.data import prepared
@@ -188,10 +189,14 @@ def run_one(
 
 
 def _machine(path: Path, results: Language, here: dict[str, Any]) -> dict[str, Any]:
-    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now."""
-    if not path.is_file():
+    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now.
+
+    A damaged lm.json is written anew.
+    """
+    try:
+        there = load_result(Language, path, way_out="")
+    except (FileNotFoundError, ValueError):
         return here
-    there = Language.load(path)
     had, have = (
         {(job.method, job.seed) for job in one.jobs}
         | {(tuned.method, tuned.learning_rate) for tuned in one.tuning}
