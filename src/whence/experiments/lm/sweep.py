@@ -28,6 +28,7 @@ from whence.experiments.lm.training import train
 from whence.experiments.processes import named_device, processes
 from whence.experiments.progress import Say, silent
 from whence.experiments.sweep import Sweep, run_sweep
+from whence.experiments.training import quiet
 from whence.files import replace_folder
 
 MODEL = "model"
@@ -92,7 +93,7 @@ class LMSweep(Sweep[Run, Job]):
             say=lambda what, share: say(what, TRAINING + (1 - TRAINING) * share),
         )
         if self.config.keep_models and not trained.stopped:
-            with replace_folder(folder / MODEL) as kept:
+            with replace_folder(folder / MODEL) as kept, quiet():
                 trained.model.save_pretrained(kept)
         return found
 
