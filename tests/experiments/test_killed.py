@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lm_settings import assert_same_numbers, flags, same, text_file, tiny
-from processes import free_port, run, run_two
+from processes import CONTEXT, free_port, run, run_two
 from whence.analysis.lm_results import Job, Language
-from whence.experiments import run_lm
+from whence.experiments import LMConfig, job_queue, run_lm
 from whence.experiments.checkpoints import mark_whole
 from whence.experiments.progress import OutOfTimeError
 
@@ -132,23 +132,41 @@ def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
         torch.testing.assert_close(a.loss, b.loss, **near)
 
 
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[LMConfig, Language]:
+    """A sweep in turn, of which the second seed needs what the rates have found."""
+    folder = tmp_path_factory.mktemp("serial")
+    rates = {"learning_rates": (1e-7, 1e-2), "tuning_tokens": 64, "seeds": 2, "steps": 4}
+    config = tiny(text_file(folder), **rates)
+    return config, run_lm(config, folder / "out")
+
+
+def test_a_sweep_in_worker_processes_gives_the_table_of_a_serial_one(
+    serial: tuple[LMConfig, Language], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_queue.multiprocessing, "get_context", lambda how: CONTEXT)
+    config, alone = serial
+    parallel = run_lm(config, tmp_path / "out", workers=2)
+    same(parallel, alone)
+    assert [x.to_json() for x in parallel.tuning] == [x.to_json() for x in alone.tuning]
+    assert [job.side_by_side for job in parallel.jobs] == [2, 2]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_sweep_on_ray_gives_the_table_of_a_serial_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: tuple[LMConfig, Language], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
         monkeypatch.setenv(name, "0")
-    rates = {"learning_rates": (1e-7, 1e-2), "tuning_tokens": 64, "seeds": 2, "steps": 4}
-    config = tiny(text_file(tmp_path), **rates)  # the second seed needs what the rates have found
-    serial = run_lm(config, tmp_path / "serial")
+    config, alone = serial
     said: list[str] = []
     parallel = run_lm(
         config, tmp_path / "ray", ray="local", say=lambda what, share: said.append(what)
     )
-    same(parallel, serial)
+    same(parallel, alone)
     assert said[1:] == [f"{n} of 3 jobs done" for n in (1, 2, 3)]
-    assert [x.to_json() for x in parallel.tuning] == [x.to_json() for x in serial.tuning]
+    assert [x.to_json() for x in parallel.tuning] == [x.to_json() for x in alone.tuning]
     assert [job.learning_rate for job in parallel.jobs] == [1e-2, 1e-2]
 
 

@@ -162,6 +162,9 @@ def lm(
         str | None,
         typer.Option(metavar="local|ADDRESS", help="Run jobs in parallel on a Ray cluster."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes that run jobs side by side on this device.")
+    ] = 1,
     side_by_side: Annotated[
         int, typer.Option(help="Jobs that share the device; with more than 1 no speed is shown.")
     ] = 1,
@@ -220,7 +223,13 @@ def lm(
         }
         deadline = None if seconds is None else time.monotonic() + seconds
         found, page = compared(
-            config, flags, out, deadline=deadline, ray=ray, side_by_side=side_by_side
+            config,
+            flags,
+            out,
+            deadline=deadline,
+            ray=ray,
+            workers=workers,
+            side_by_side=side_by_side,
         )
     if page is None:
         return
@@ -236,6 +245,7 @@ def compared(
     *,
     deadline: float | None = None,
     ray: str | None = None,
+    workers: int = 1,
     side_by_side: int = 1,
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
@@ -263,6 +273,7 @@ def compared(
                 say=say,
                 deadline=deadline,
                 ray=ray,
+                workers=workers,
                 side_by_side=side_by_side,
             )
             if not first:

@@ -1,6 +1,7 @@
 """The jobs of a sweep in worker processes that share one device."""
 
 import math
+import signal
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -55,7 +56,7 @@ def run_in_workers(
             at_once=workers,
             until=until,
             end=until + GRACE,
-            say=lambda line: say(line, sweep.n_done() / total),
+            say=lambda line: say(line.strip(), sweep.n_done() / total),
         )
     if why and time.monotonic() > until:
         raise OutOfTimeError(SPENT)
@@ -70,6 +71,7 @@ def run_in_workers(
 def _work(pipe: Connection, number: int, given: Any) -> None:
     """Jobs of one sweep, in a process of its own."""
     kind, config, out, threads, deadline, side_by_side = given
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has the queue
     log_to(out / LOGS / f"{number}.txt")
     torch.set_num_threads(threads)
     sweep: Sweep[Any, Any] | None = None
