@@ -19,9 +19,14 @@ def test_a_folder_that_was_made_for_nothing_goes_again(
 
 
 def test_what_was_there_or_was_written_stays(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="after"), only_one(tmp_path / "a" / "b"):
-        (tmp_path / "a" / "b" / "file").touch()
-        raise ValueError("after")
+
+    def written() -> None:
+        with only_one(tmp_path / "a" / "b"):
+            (tmp_path / "a" / "b" / "file").touch()
+            raise ValueError("after")
+
+    with pytest.raises(ValueError, match="after"):
+        written()
     assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [LOCK, "file"]
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -46,11 +51,16 @@ def test_a_run_that_waits_for_one_that_fails_has_the_folder_to_itself(tmp_path: 
             inside[0] -= 1
 
     threads = [threading.Thread(target=work) for _ in range(3)]
-    with pytest.raises(ValueError, match="no"), only_one(folder):
-        for thread in threads:
-            thread.start()
-        assert waiting.wait(10)
-        raise ValueError("no")
+
+    def fail() -> None:
+        with only_one(folder):
+            for thread in threads:
+                thread.start()
+            assert waiting.wait(10)
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
