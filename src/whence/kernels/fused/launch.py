@@ -181,6 +181,9 @@ def backward(
     d_rows = _rows(d_out)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
+    # With a plain kernel for the far keys, the sum of a whole row is known only with its tails.
+    of_few = wanted.band and n_q <= FEW_ROWS
+    balanced = d_tails is not None or (far is None and (inputs.table is not None or of_few))
     # Queries come first: their kernel writes the row statistics that the others read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
@@ -196,6 +199,8 @@ def backward(
         stages=by_rows.stages,
         KIND=call.kind,
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
+        BALANCED=balanced,
+        TWICE=balanced and n_q <= FEW_ROWS,
     )
     few_tokens = max(n_q, n_k) <= tiling.SHORT and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None

@@ -67,16 +67,23 @@ def query_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
+    BALANCED: tl.constexpr,  # dS of every row is made to sum to zero
+    TWICE: tl.constexpr,  # ... before any gradient is taken of it, by a first pass over the keys
 ):
     """One block of query rows (program 0) of one head (program 1).
 
     It also writes the row statistics that the kernels after it read.
+
+    dS of a row sums to zero in exact arithmetic. Forward multiplies rounded weights with the
+    values, so that delta, which comes from its output, is not quite the sum of the exact weights:
+    dS then sums to a small number, which a sum over rows, a tail that holds most of a row, or a
+    slope's distances would magnify. BALANCED adds that number to the delta of the kernels that
+    follow. Where rows are few a second pass costs little, and the gradients of the rows are exact
+    too.
     """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
-    # With a plain kernel for the far keys, the sum over a whole row is known only with its tails.
-    BALANCED: tl.constexpr = TAIL_SUMS or (KIND.VALUES and not KIND.FAR)
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
@@ -121,14 +128,9 @@ def query_kernel(
         tl.store(side, lse - tails.right, mask=there)
         tl.store(side + 1, delta - d_right_mass, mask=there)
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
-    sums = empty_sums(ROWS, KIND)
     d_band = gradients.d_band
     if d_band is not None:
         d_band += (bh * sizes.n_q + first_row) * (2 * sizes.reach + 1)
-    if KIND.FAR and TAIL_SUMS:
-        parts = far_state(far, b, h, index, tails, sizes, KIND)
-        sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
-    queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
     d_mass = MassGradient(d_mass_ptr, d_left_mass, d_right_mass)
     if KIND.VALUES:
         d_left, d_right = tl.expand_dims(d_left_mass, 1), tl.expand_dims(d_right_mass, 1)
@@ -136,26 +138,32 @@ def query_kernel(
     of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
-    for REGION in tl.static_range(3):
-        if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
-            sums = summed_keys(
-                sums,
-                queries,
-                k_head,
-                v_head,
-                head,
-                d_mass,
-                of_rows,
-                rows,
-                keys,
-                sizes,
-                KIND,
-                TILE,
-                REGION,
-            )
-    # dS of a row sums to zero. What rounding left of that sum is an error of delta, which a sum
-    # over rows, a tail that holds most of a row, or a slope's distances would magnify: it is taken
-    # out.
+    for PASS in tl.static_range(1 + TWICE):
+        if PASS == 1:
+            delta += sums.imbalance
+        sums = empty_sums(ROWS, KIND)
+        if KIND.FAR and TAIL_SUMS:
+            parts = far_state(far, b, h, index, tails, sizes, KIND)
+            sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
+        queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
+        for REGION in tl.static_range(3):
+            if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
+                sums = summed_keys(
+                    sums,
+                    queries,
+                    k_head,
+                    v_head,
+                    head,
+                    d_mass,
+                    of_rows,
+                    rows,
+                    keys,
+                    sizes,
+                    KIND,
+                    TILE,
+                    BALANCED,
+                    REGION,
+                )
     if BALANCED:
         tl.store(pair + 1, delta + sums.imbalance, mask=there)
     d_q = sums.d_q * sizes.scale
@@ -252,12 +260,12 @@ def summed_keys(
     sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
+    BALANCED: tl.constexpr,
     REGION: tl.constexpr,
 ):
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
     TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
-    BALANCED: tl.constexpr = TAIL_SUMS or (KIND.VALUES and not KIND.FAR)
     (
         d_q,
         d_left,
