@@ -138,9 +138,9 @@ def query_kernel(
     of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
-    for PASS in tl.static_range(1 + TWICE):
-        if PASS == 1:
-            delta += sums.imbalance
+    sums = empty_sums(ROWS, KIND)
+    for _ in tl.static_range(1 + TWICE):
+        delta += sums.imbalance  # what the pass before has found
         sums = empty_sums(ROWS, KIND)
         if KIND.FAR and TAIL_SUMS:
             parts = far_state(far, b, h, index, tails, sizes, KIND)
