@@ -27,7 +27,8 @@ from whence.kernels.fused.device.d_product import (
 from whence.kernels.fused.device.d_queries import query_kernel
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.layout import head_layout_kernel, row_layout_kernel
+from whence.kernels.fused.device.layout import edge_of, head_layout_kernel, row_layout_kernel
+from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN
 from whence.kernels.fused.inputs import (
     FEW_ROWS,
     CurveBand,
@@ -45,7 +46,8 @@ from whence.kernels.fused.inputs import (
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
-MARGIN = 256  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
+MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
+STRIPED = 1024  # tokens up to which the key kernel sums the diagonals of a shared band
 BUSY = 1024  # programs that fill a GPU
 PRODUCT_ROWS = 64  # of a step in the gradient of a product
 PRODUCT_SIDE = 64  # lags, and columns of a head, of one of its tiles at most
@@ -197,7 +199,7 @@ def backward(
         KIND=call.kind,
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
     )
-    few_tokens = max(n_q, n_k) <= tiling.SHORT and far is None
+    few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None
     stripes = None
     if shared and few_tokens:
@@ -366,12 +368,14 @@ def _laid_out(
     if not base_2:
         laid_out = shape
     batches, heads, _, width = laid_out
+    copies = 2 * COPIES.value if base_2 else 1
+    edge = edge_of(width, numbers.q_start) if base_2 else width // 2
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (_ceil(width, 1024), batches * heads),
+        (_ceil(width // copies, 1024), batches * heads, copies),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
-        *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
+        *a.scalars(given.sizes._replace(n_heads=heads, edge=edge)),
         KIND=given.kind,
         BLOCK=1024,
         BASE_2=base_2,
@@ -399,8 +403,8 @@ def laid_out_shape(
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    edge = max(reach, value_reach, numbers.far) + MARGIN
-    return (batches, heads, 1, 2 * edge + 1)
+    edge = (max(reach, value_reach, numbers.far) + MARGIN) // 16 * 16
+    return (batches, heads, 1, 2 * COPIES.value * (2 * edge + COPY_MARGIN.value))
 
 
 def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
@@ -619,7 +623,7 @@ def _call(
         n_k=n_k,
         q_start=numbers.q_start,
         reach=0 if shape is None else shape[-1] // 2,
-        edge=0 if band is None else band.shape[-1] // 2,
+        edge=_edge(band, numbers.q_start, raw_band or per_row),
         n_heads=h,
         value_reach=0 if table is None else table.shape[1] // 2,
         before=numbers.before,
@@ -659,6 +663,12 @@ def _band_shape(
     if curve is not None:
         return (1, q.shape[1], 1, 2 * curve.reach + 1)
     return None if inputs.band is None else tuple(inputs.band.shape)
+
+
+def _edge(band: Any, q_start: int, single: bool) -> int:
+    if band is None:
+        return 0
+    return band.shape[-1] // 2 if single else edge_of(band.shape[-1], q_start)
 
 
 def _precision(q: Any) -> str:

@@ -79,9 +79,9 @@ def tile_gradient(
     if NEAR_BAND:
         if UNSTAGED and not KIND.PER_ROW:
             if sizes.reach >= 0:  # always so; see near_bias. The sum within it saves registers.
-                logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS)
+                logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, True)
         else:
-            logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS)
+            logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, False)
     if KIND.TAILS and REGION != 1 and not PREPARED:
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW

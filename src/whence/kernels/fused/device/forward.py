@@ -28,6 +28,7 @@ from whence.kernels.fused.device.tile import (
     rounding_residual,
     sizes_of,
     skewed,
+    table_product,
     visible_cells,
     within,
 )
@@ -191,7 +192,7 @@ def attended(
         shift = 0.0
         if NEAR_BAND:
             place = Place(rows.first_row, r[:, None], block, c[None, :])
-            logits += near_bias(head, place, there, sizes, KIND, False)
+            logits += near_bias(head, place, there, sizes, KIND, False, False)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
@@ -321,9 +322,7 @@ def product_band(
             part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
             entry = factor + lag[:, None] * D + column
             entries = tl.load(entry, mask=(lag < last)[:, None] & (column < D), other=0.0)
-            total = tl.dot(
-                part.to(tl.float32), tl.trans(entries), total, input_precision=KIND.EXACT
-            )
+            total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
         tl.store(cells, total * (product.scale * LOG2E), mask=inside)

@@ -1,7 +1,10 @@
 """A band laid out for near tiles, so that they need one load a cell.
 
 The laid-out band is in base 2. For a head it extends as far as a near tile can touch, with its
-tails beyond its reach and -inf outside the window. For a row it extends one place beyond its reach
+tails beyond its reach and -inf outside the window. There are four copies, of which copy i begins
+at lag -edge - i. Row r of a tile looks its lags up in copy r % 4, where the first of them is at a
+multiple of four, so that one load brings four cells. The key kernel, whose tiles are transposed,
+has four copies in reverse. For a row it extends one place beyond its reach
 on each side, where it holds the constant of the tail; the look-up is clipped to these places.
 """
 
@@ -9,12 +12,27 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, sizes_of
+from whence.kernels.fused.device.tile import (
+    COPIES,
+    COPY_MARGIN,
+    LOG2E,
+    copy_length,
+    reversed_edge,
+    sizes_of,
+)
+
+
+def edge_of(width: int, q_start: int) -> int:
+    """The largest |lag| in the copies of a head's laid-out band, of all of which this is the width.
+
+    It is q_start away from a multiple of four, as device/tile.py's near_bias wants it.
+    """
+    return (width // (2 * COPIES.value) - COPY_MARGIN.value) // 2 + q_start % COPIES.value
 
 
 @triton.jit(do_not_specialize=[*VARYING])
 def head_layout_kernel(
-    laid_out,  # float32 [b, h, 2 * edge + 1]
+    laid_out,  # float32 [b, h, copy, copy_length]; not laid out, [b, h, 2 * edge + 1]
     bias,  # the band as the caller gave it; of a curve, its extent and tails are written
     parameters,
     numbers,
@@ -31,21 +49,27 @@ def head_layout_kernel(
     CURVE_TAILS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """One block of lags (program 0) of one head of one sequence (program 1)."""
+    """One block of lags (program 0) of one head of one sequence (program 1), of one copy (2)."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
+    length = 2 * edge + 1
+    if BASE_2:
+        length = copy_length(edge)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    lag = place - edge
+    copy = tl.program_id(2)
+    first, step = -edge - copy, 1
+    if copy >= COPIES:
+        first, step = reversed_edge(edge) + (copy - COPIES), -1
+    lag = first + step * place
     inside = (lag >= -reach) & (lag <= reach)
     if CURVE_EXTENT is not None:
         extent = CURVE_EXTENT(h, reach, parameters, COUNT)
-        if tl.program_id(0) == 0:
+        if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
             tl.store(bias.extent + h, extent)
         cells = tl.zeros([BLOCK], dtype=tl.float32)
-        low = tl.program_id(0) * BLOCK - edge
-        if (low <= extent) & (low + BLOCK > -extent):
+        if tl.min(tl.abs(lag)) <= extent:
             cells = CURVE_AT(h, lag, reach, parameters, COUNT)
         cells = tl.where(inside, cells, 0.0)
     elif CURVE_AT is not None:
@@ -58,7 +82,7 @@ def head_layout_kernel(
         kind = bias.tail_kind
         if CURVE_TAILS is not None:
             left, left_slope, right, right_slope = CURVE_TAILS(h, reach, parameters)
-            if tl.program_id(0) == 0:
+            if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
                 tl.store(tails, left)
                 tl.store(tails + kind, left_slope)
                 tl.store(tails + 2 * kind, right)
@@ -78,7 +102,9 @@ def head_layout_kernel(
             cells = tl.where(lag < -sizes.before, float("-inf"), cells)
         if KIND.AFTER:
             cells = tl.where(lag > sizes.after, float("-inf"), cells)
-    tl.store(laid_out + bh * (2 * edge + 1) + place, cells, mask=place <= 2 * edge)
+    tl.store(
+        laid_out + (bh * tl.num_programs(2) + copy) * length + place, cells, mask=place < length
+    )
 
 
 @triton.jit(do_not_specialize=[*VARYING])

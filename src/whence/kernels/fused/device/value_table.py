@@ -8,6 +8,8 @@ product takes 32 at a time, so the last lag is computed by itself.
 import triton
 import triton.language as tl
 
+from whence.kernels.fused.device.tile import table_product
+
 
 @triton.jit
 def with_table(
@@ -76,7 +78,8 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
             mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
-        part = tl.dot(d_out.to(tl.float32), tl.trans(vectors), input_precision=KIND.EXACT)
+        part = tl.zeros([d_out.shape[0], 32], dtype=tl.float32)
+        part = table_product(d_out, vectors, part, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         tl.store(d_mass + rows.r[:, None] * width + lag[None, :], part, mask=inside)
     tl.debug_barrier()  # the threads of this program read what others of them wrote
