@@ -233,8 +233,8 @@ def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
     from whence.kernels.fused import launch
-    from whence.kernels.fused.device import layout
-    from whence.kernels.fused.inputs import CurveBand, Inputs, Numbers
+    from whence.kernels.fused.backend import CurveBand, Inputs, Numbers
+    from whence.kernels.fused.device.band import edge_of
     from whence.kernels.fused.plan import Plan, slots_of
     from whence.methods.tisa import Tisa
 
@@ -252,7 +252,7 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
         found = launch._curve_gradient(plan, made, extent, slope, None, False)
         plan.returns(band, extent, *found)
         band, extent, *found = plan.run(given)
-        middle = layout.edge_of(band.shape[-1], 0)
+        middle = edge_of(band.shape[-1], 0)
         copies = band.view(3, 2, 4, -1) / math.log2(math.e)
         band = copies[:, 0, 0]
         assert not band[:, : middle - reach].any()
@@ -320,7 +320,7 @@ def test_more_heads_than_a_grid_has_are_refused() -> None:
 
 def test_the_operator_sums_no_gradient_that_nobody_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     from whence.kernels.fused import function
-    from whence.kernels.fused.inputs import Wanted
+    from whence.kernels.fused.backend import Wanted
 
     asked, gradients = [], function.gradients
 

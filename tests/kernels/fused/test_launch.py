@@ -112,7 +112,7 @@ def launched(
     **numbers: Any,
 ) -> tuple[Tensor, Any, Immediate]:
     """The output, the gradients of (out * weight).sum(), and the plan."""
-    from whence.kernels.fused.inputs import Inputs, Numbers, Wanted
+    from whence.kernels.fused.backend import Inputs, Numbers, Wanted
     from whence.kernels.fused.launch import backward, forward
     from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -365,7 +365,7 @@ def test_gradients_that_are_not_wanted_take_no_launch() -> None:
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("width", [1, 5, 65])
 def test_a_product_s_factors_have_gradients(own: bool, per_head: bool, width: int) -> None:
-    from whence.kernels.fused.inputs import Product
+    from whence.kernels.fused.backend import Product
 
     q, k, v = (leaf(2, 2, 19, 16) for _ in range(3))
     query = leaf(2, 2, 19, 24) if own else q
@@ -454,7 +454,7 @@ def test_dropout_is_the_same_in_backward_and_for_the_table() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_far_keys_may_be_attended_to_elsewhere(causal: bool, by_row: bool) -> None:
-    from whence.kernels.fused.inputs import Far, FarGradients
+    from whence.kernels.fused.backend import Far, FarGradients
 
     b, h, n, d, start = 1, 2, 40, 16, 5
     q, k, v = (leaf(b, h, n, d) for _ in range(3))

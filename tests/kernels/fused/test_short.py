@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from whence import LagBias, Line, Mask, attend
-from whence.kernels.fused.inputs import Inputs, Numbers, Product, Wanted
+from whence.kernels.fused.backend import Inputs, Numbers, Product, Wanted
 
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
-layout = pytest.importorskip("whence.kernels.fused.device.layout")
+band_module = pytest.importorskip("whence.kernels.fused.device.band")
 
 pytestmark = pytest.mark.triton
 
@@ -66,13 +66,13 @@ class Case(NamedTuple):
 
 def width_of(edge: int) -> int:
     """All copies of a laid-out band with this edge, a multiple of 16."""
-    return 2 * layout.COPIES.value * (2 * edge + layout.COPY_MARGIN.value)
+    return 2 * band_module.COPIES.value * (2 * edge + band_module.COPY_MARGIN.value)
 
 
 def laid_out(bias: LagBias, q_start: int, before: int, after: int) -> Tensor:
     """The bias in base 2, -inf outside of the window: the first copy, which these kernels read."""
     width = width_of((bias.reach + 272) // 16 * 16)
-    edge = layout.edge_of(width, q_start)
+    edge = band_module.edge_of(width, q_start)
     lag = torch.arange(-edge, edge + 1)
     out = bias.at(lag).detach() * LOG2E
     hidden = torch.zeros_like(lag, dtype=torch.bool)

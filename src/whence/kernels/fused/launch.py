@@ -16,20 +16,7 @@ import torch
 
 from whence.kernels.fused import short
 from whence.kernels.fused import tiles as tiling
-from whence.kernels.fused.device import arguments as a
-from whence.kernels.fused.device.curve import CURVES
-from whence.kernels.fused.device.d_band import STRIPE, band_kernel, collect_kernel, stripe_kernel
-from whence.kernels.fused.device.d_keys import key_kernel
-from whence.kernels.fused.device.d_product import (
-    BandGradient,
-    product_gradient_kernel,
-)
-from whence.kernels.fused.device.d_queries import query_kernel
-from whence.kernels.fused.device.decode import merge_kernel, share_kernel
-from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.layout import edge_of, head_layout_kernel, row_layout_kernel
-from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN
-from whence.kernels.fused.inputs import (
+from whence.kernels.fused.backend import (
     FEW_ROWS,
     CurveBand,
     Far,
@@ -43,6 +30,22 @@ from whence.kernels.fused.inputs import (
     by_token,
     decoded,
 )
+from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.backward import STRIPE, key_kernel, query_kernel
+from whence.kernels.fused.device.band import (
+    CURVES,
+    edge_of,
+    head_layout_kernel,
+    row_layout_kernel,
+)
+from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
+from whence.kernels.fused.device.d_product import (
+    BandGradient,
+    product_gradient_kernel,
+)
+from whence.kernels.fused.device.decode import merge_kernel, share_kernel
+from whence.kernels.fused.device.forward import forward_kernel
+from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -258,7 +261,7 @@ def is_short(
     curve: CurveBand | None,
 ) -> bool:
     """Whether one program takes all of a head (short.py), which is then faster."""
-    if decoded(q, k, numbers):
+    if max(q.shape[2], k.shape[2]) > short.LONGEST or decoded(q, k, numbers):
         return False
     laid_out = laid_out_shape(q, inputs, numbers, product, curve)
     band = None if laid_out is None else Shape(laid_out)
@@ -334,7 +337,7 @@ def _laid_out(
     *,
     base_2: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """The laid-out band (device/layout.py), the extent of a curve, the tails of a curve or product.
+    """The laid-out band (device/band.py), the extent of a curve, the tails of a curve or product.
 
     What a call does not have is None. A product's band and tails are room that the forward kernel
     fills. Without `base_2` the band of a curve is as a caller would have given it.

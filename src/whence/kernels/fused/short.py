@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
-from whence.kernels.fused.device.layout import edge_of
+from whence.kernels.fused.device.band import edge_of
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Operands,
@@ -21,7 +22,6 @@ from whence.kernels.fused.device.short import (
     short_tails_kernel,
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
-from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
 
 LONGEST = 128  # queries, keys and columns of a head
 FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
@@ -30,7 +30,7 @@ FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
 class ShortCall(NamedTuple):
     """A call besides q, k and v."""
 
-    band: Any  # laid out, [b|1, h|1, 1, all copies] (device/layout.py); None without a band
+    band: Any  # laid out, [b|1, h|1, 1, all copies] (device/band.py); None without a band
     product: Product | None  # in place of a band; these kernels cover none
     inputs: Inputs  # its band and tails are read for their shapes alone
     numbers: Numbers

@@ -14,7 +14,7 @@ from whence.kernels.fused.device.arguments import Rows, Sizes
 LOG2E = tl.constexpr(1.4426950408889634)
 # The rounding residual of the output is stored times this, above float16's subnormal numbers.
 RESIDUAL_SCALE = tl.constexpr(256.0)
-COPIES = tl.constexpr(4)  # of a head's laid-out band, and of its reverse (layout.py)
+COPIES = tl.constexpr(4)  # of a head's laid-out band, and of its reverse (band.py)
 COPY_MARGIN = tl.constexpr(16)  # how much longer a copy is than twice its edge, rounded down
 
 
@@ -328,7 +328,7 @@ def near_bias(
 ):
     """The bias of every cell of a near tile, in base 2.
 
-    A laid-out band needs no comparison (layout.py). A raw band is as the caller gave it: for few
+    A laid-out band needs no comparison (band.py). A raw band is as the caller gave it: for few
     queries, comparisons cost less than laying it out.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
@@ -382,7 +382,7 @@ def near_bias(
 
 @triton.jit
 def copy_length(edge):
-    """The length of one copy of a laid-out band (layout.py)."""
+    """The length of one copy of a laid-out band (band.py)."""
     return 2 * (edge // COPIES) * COPIES + COPY_MARGIN
 
 
