@@ -47,7 +47,9 @@ def edge_of(width: int, q_start: int) -> int:
 
     It is q_start away from a multiple of four, as device/tile.py's near_bias wants it.
     """
-    return (width // (2 * COPIES.value) - COPY_MARGIN.value) // 2 + q_start % COPIES.value
+    copies, margin = 2 * COPIES.value, COPY_MARGIN.value
+    edge: int = (width // copies - margin) // 2 + q_start % COPIES.value
+    return edge
 
 
 @triton.jit(do_not_specialize=[*VARYING])

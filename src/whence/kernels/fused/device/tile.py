@@ -424,20 +424,24 @@ def load_rows(
 
 
 @triton.jit
-def table_product(x, table, acc, KIND: tl.constexpr):
-    """acc + x @ table^T with float32's digits, of x in the dtype of the call and a float32 table.
+def leading_digits(x):
+    """float32 cut to the digits that tensor cores read.
 
-    Three numbers in bfloat16 have all digits of one in float32, and tensor cores multiply them
-    exactly: each product costs half of one in the tensor cores' short float, and x stays as it is.
+    Two products, of these digits and of what they leave, have float32's digits if the other factor
+    was in half precision, which tensor cores read whole.
     """
-    if x.dtype == tl.bfloat16:
-        for _ in tl.static_range(3):
-            digits = table.to(tl.bfloat16)
-            acc = tl.dot(x, tl.trans(digits), acc)
-            table -= digits.to(tl.float32)
-    else:
-        acc = tl.dot(x.to(tl.float32), tl.trans(table), acc, input_precision=KIND.EXACT)
-    return acc
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def table_product(x, table, acc, KIND: tl.constexpr):
+    """acc + x @ table^T with float32's digits; x has the dtype of the call, the table float32."""
+    x = x.to(tl.float32)
+    if KIND.PRECISION != "ieee":
+        lower_digits = table - leading_digits(table)
+        acc = tl.dot(x, tl.trans(lower_digits), acc, input_precision=KIND.PRECISION)
+        table -= lower_digits
+    return tl.dot(x, tl.trans(table), acc, input_precision=KIND.PRECISION)
 
 
 @triton.jit
