@@ -20,9 +20,9 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    from whence.kernels.fused import inputs
+    from whence.kernels.fused import backend
 
-    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
+    monkeypatch.setattr(backend, "MANY_KEYS", 32)
 
 
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:

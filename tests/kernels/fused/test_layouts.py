@@ -25,9 +25,9 @@ FEW = 3
 @pytest.fixture(autouse=True)
 def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    from whence.kernels.fused import inputs
+    from whence.kernels.fused import backend
 
-    monkeypatch.setattr(inputs, "MANY_KEYS", 10)
+    monkeypatch.setattr(backend, "MANY_KEYS", 10)
 
 
 Tensors = dict[str, Tensor]
