@@ -147,8 +147,8 @@ class Plan:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
         A thread takes at most so many registers, if a number is given. Constants may also be
-        options of Triton's compiler, such as enable_fp_fusion. A launch at the `side` may run beside
-        those after it; the plan waits for it at its end.
+        options of Triton's compiler, such as enable_fp_fusion. A launch at the `side` may run
+        beside those after it; the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         options = {"num_warps": warps, "num_stages": stages}
