@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.checks import one_of, require
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
@@ -139,7 +139,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def _print(results: dict[str, Any]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     records = results["records"]
     groups = dict.fromkeys((r["mode"], r["d_head"], _batch(r)) for r in records)
     for mode, d_head, batch in groups:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.specs import read_specs
 
@@ -56,7 +57,7 @@ def criteria(
 
 
 def _print(report: "CriteriaReport") -> None:
-    console = Console(markup=False, highlight=False)
+    console = plain_console()
     narrow = console.width < 100
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 0 if narrow else 1))
     table.add_column("method", no_wrap=True)
