@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 import processes
 import whence
 from whence import METHODS
-from whence.cli.errors import extra_of, with_extra
+from whence.cli.errors import with_extra
 from whence.cli.root import app
+from whence.extras import extra_of
 
 
 def run(*arguments: str) -> Result:

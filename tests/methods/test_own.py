@@ -93,7 +93,7 @@ def test_importing_says_which_module_is_missing(folder: Path) -> None:
 def test_an_entry_point_adds_a_name_and_takes_none_away(waves) -> None:
     assert made("wave:period=5").period == 5.0
     assert type(made("tisa")) is METHODS["tisa"]
-    with pytest.raises(ValueError, match="'bare' is no subclass of whence.PositionMethod"):
+    with pytest.raises(ValueError, match=r"'bare' is no subclass of whence\.PositionMethod"):
         made("bare")
     with pytest.raises(ValueError, match=r"Did you mean 'wave'\?"):
         made("wavy")

@@ -14,6 +14,7 @@ from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
+from whence.files import check_folder
 
 if TYPE_CHECKING:
     from whence.bench.plan import Plan
@@ -94,7 +95,7 @@ def bench(
         if figures:  # a missing extra and a bad folder show before the work
             from whence.report.figure_files import save_png
             from whence.report.speed import draw_speed
-        out.mkdir(parents=True, exist_ok=True)
+        check_folder(out)
         results = _measured(Session, plan, out / "bench.json", seconds)
         written = [out / "bench.json"]
         if figures:

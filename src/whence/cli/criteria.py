@@ -12,6 +12,7 @@ from rich.table import Table
 from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.specs import read_specs
+from whence.files import check_folder
 
 if TYPE_CHECKING:
     from whence.analysis.criteria import CriteriaReport, Criterion
@@ -42,7 +43,7 @@ def criteria(
 
         specs = read_specs(methods)
         if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work
+            check_folder(out.parent)
         console = Console(stderr=True)
         quiet = not console.is_terminal
         report = measure(track(specs, "measuring", console=console, transient=True, disable=quiet))

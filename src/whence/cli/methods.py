@@ -106,5 +106,7 @@ def _paragraph(text: str, width: int) -> str:
     for line in joined.split("\n"):
         column = re.search(gap, line)
         hang = " " * (2 + (column.end() if column else 0))
-        lines.append(textwrap.fill(line, width, initial_indent="  ", subsequent_indent=hang, break_on_hyphens=False))
+        wrap = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent=hang)
+        wrap.break_on_hyphens = False
+        lines.append(wrap.fill(line))
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from whence.checks import at_least
 from whence.method import PositionMethod
 from whence.methods.registry import METHODS as METHODS
 from whence.methods.registry import named
-from whence.methods.spec import instantiate
+from whence.methods.spec import check_sizes, instantiate
 from whence.methods.sum import Sum as Sum
 
 # What a model tells its methods, by the names that their constructors use.
@@ -83,7 +83,7 @@ def _context(
 ) -> dict[str, int]:
     """CONTEXT, checked."""
     at_least(1, n_heads=n_heads, d_head=d_head, max_length=max_length, n_layers=n_layers)
-    return {
+    context = {
         "n_heads": n_heads,
         "d_head": d_head,
         "d_model": n_heads * d_head if d_model is None else d_model,
@@ -91,6 +91,8 @@ def _context(
         "causal": causal,
         "n_layers": n_layers,
     }
+    check_sizes(context)
+    return context
 
 
 def _sum(parts: list[PositionMethod]) -> PositionMethod:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from whence.checks import at_least, finite, require
+from whence.extras import install
 from whence.method import PositionMethod
 from whence.methods.sinusoidal import Sinusoidal
 
@@ -258,7 +259,7 @@ def _odeint() -> Callable[..., Tensor]:
         from torchdiffeq import odeint
     except ImportError:
         raise ImportError(
-            "floater solves a differential equation with torchdiffeq: pip install 'whence[flow]'."
+            f"floater solves a differential equation with torchdiffeq: {install('flow')}."
         ) from None
     solver: Callable[..., Tensor] = odeint
     return solver

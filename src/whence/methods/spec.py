@@ -67,13 +67,18 @@ def instantiate(
     for key, parameter in known.items():
         given = key in arguments or parameter.default is not parameter.empty
         require(given, f"method {name!r} needs its option {key!r}: '{name}:{key}=...'.")
-    for key, value in arguments.items():
-        largest = LARGEST_OF.get(key, LARGEST)
+    check_sizes(arguments)
+    return cls(**arguments)
+
+
+def check_sizes(arguments: Mapping[str, Any]) -> None:
+    """Whole numbers must not be beyond the largest of their name."""
+    for name, value in arguments.items():
+        largest = LARGEST_OF.get(name, LARGEST)
         require(
             not isinstance(value, int) or abs(value) <= largest,
-            f"{key} must be at most {largest}, got {value}.",
+            f"{name} must be at most {largest}, got {value}.",
         )
-    return cls(**arguments)
 
 
 def _read(where: str, text: str, kind: Any) -> Any:
