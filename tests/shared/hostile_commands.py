@@ -139,8 +139,12 @@ def command_line(seed: int) -> list[str]:
             if required or draw.random() < 0.5:
                 arguments += [_value(draw, parameter.name, hint, info) for _ in range(many)]
         elif draw.random() < (0.9 if required else 0.25):
-            flags = "/".join(info.param_decls or [f"--{parameter.name.replace('_', '-')}"])
-            options.append(draw.choice(flags.split("/")))
+            # Within Annotated, typer keeps the first name of an option where a default would be.
+            names = [text for text in (info.default, *info.param_decls) if isinstance(text, str)]
+            names = (
+                "/".join(names).split("/") if names else [f"--{parameter.name.replace('_', '-')}"]
+            )
+            options.append(draw.choice(names))
             if bool not in (hint, *get_args(hint)):
                 options.append(_value(draw, parameter.name, hint, info))
     if draw.random() < 0.03:
@@ -195,7 +199,9 @@ def fault(arguments: list[str]) -> str | None:
     if left:
         _remove(left)
         return f"left behind: {sorted(map(str, left))} after {result.stderr}"
-    if result.stderr.startswith("Usage:"):  # of an option that is not there, or has no value
+    if result.stderr.startswith(
+        ("Usage:", "Error:")
+    ):  # an option that is not there, or without value
         return None
     if result.stdout or result.stderr.count("\n") != 1 or not result.stderr.startswith("whence: "):
         return f"not one line: {result.stdout!r} and {result.stderr!r}"
