@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.checks import one_of, require
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.inspect import FORMATS, inspect_all
 from whence.cli.progress import progress_bar
@@ -117,7 +117,7 @@ def _print(comparison: "Comparison") -> None:
     points = comparison.points
     scored = any(point.score is not None for point in points)
     console, table = (
-        Console(highlight=False, markup=False),
+        plain_console(),
         Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True),
     )
     near = points[0].near

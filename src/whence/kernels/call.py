@@ -77,6 +77,13 @@ class AttentionCall:
     scale: float
     dropout: float
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that can have a gradient, but those inside of a dense bias' function."""
+        found = [self.q, self.k, self.v, *(x for term in self.dense for x in term.per_query)]
+        if self.lag is not None:
+            found += self.lag.tensors()
+        return found if self.values is None else [*found, self.values.table]
+
     def caveat(self) -> str:
         """What `explain` adds where each query has a band as long as the keys: n x n numbers."""
         if self.lag is None or self.lag.shape[2] == 1:

@@ -1,7 +1,6 @@
 """A folder of results with its figures and page: read, drawn again, and written as one."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from whence.analysis.json_result import Result
 from whence.analysis.results import Inspection
 from whence.checks import require
 from whence.files import add_to_folder
+from whence.files import check_folder as check_folder
 from whence.report.comparison_figures import draw_scores, draw_steps
 from whence.report.components import draw_components
 from whence.report.figure_files import save_figure
@@ -148,17 +148,6 @@ def check_names(models: Iterable[str]) -> None:
             f"{other} and {model} would both be written to {result_name(model)}: "
             "inspect them into two folders.",
         )
-
-
-def check_folder(folder: Path) -> None:
-    """Raise before any work if the results could not be written there; make nothing yet."""
-    for part in (folder, *folder.parents):
-        if part.exists():
-            if not part.is_dir():
-                raise NotADirectoryError(20, "Not a directory", str(part))
-            if not os.access(part, os.W_OK):
-                raise PermissionError(13, "Permission denied", str(part))
-            return
 
 
 def _drawings(

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from whence.derivatives import once_differentiable, refused_transform
 from whence.kernels.call import AttentionCall
 from whence.kernels.fused.plain import HALF, fastest
 from whence.lag import CurveBias, LagBias, QueryBias
@@ -258,6 +259,11 @@ def refuse(call: AttentionCall) -> str | None:
         return "needs Triton, which is not installed. Take backend='sdpa'."
     if call.q.dtype not in (torch.float32, *HALF):
         return f"has no kernels for {call.q.dtype}. Take backend='sdpa'."
+    if INTERPRETED and call.q.dtype == torch.bfloat16:
+        return (
+            "gives wrong products of bfloat16 in Triton's interpreter, by the interpreter's own "
+            "fault. Take float32 or float16 there, or backend='sdpa'."
+        )
     if max(call.q.shape[-1], call.v.shape[-1]) > 256:
         return f"has kernels for heads of at most 256, got {call.q.shape[-1]}. Take backend='sdpa'."
     if call.dense:
@@ -271,7 +277,7 @@ def refuse(call: AttentionCall) -> str | None:
     if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
         heads = call.q.shape[0] * call.q.shape[1]
         return f"takes at most {MOST_HEADS:,} heads in a batch, got {heads:,}. Take backend='sdpa'."
-    return None
+    return refused_transform(call.tensors)
 
 
 def note(call: AttentionCall) -> str:
@@ -430,7 +436,7 @@ class ClippedBand(torch.autograd.Function):
         return band.view_as(band) if band.dtype == torch.float32 else band.float(), tails
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_band: Tensor | None, d_tails: Tensor | None) -> Tensor | None:
         """The tails' gradients to the end columns."""
         if d_band is None or d_tails is None:  # attention gives both, or neither

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from whence.derivatives import once_differentiable
 from whence.kernels.fused.backend import (
     CURVES,
     Call,
@@ -62,7 +63,7 @@ class LagAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         """Run the plan of the gradients."""
         saved = ctx.saved_tensors
