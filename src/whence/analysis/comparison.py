@@ -28,7 +28,7 @@ class Point(Result):
     score: float | None
     whole: Toeplitzness
     near: Toeplitzness
-    effective_dimensions: float
+    effective_dimensions: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +75,16 @@ def compare(
         "all rows": [point.whole.r2 for point in points],
         "all rows, without the main diagonal": [point.whole.r2_off_diagonal for point in points],
     }
-    correlations = [
-        correlate(name, kind, np.array(values), known)
-        for name, values in measures.items()
-        for kind in ("Pearson", "Spearman")
-    ]
+    correlations = []
+    for name, values in measures.items():
+        for point, value in zip(points, values, strict=True):
+            require(
+                value is not None,
+                f"{point.model} has no Toeplitzness of {name}: its P is constant there. Leave it "
+                "out, or the scores.",
+            )
+        numbers = np.array(values, dtype=np.float64)
+        correlations += [correlate(name, kind, numbers, known) for kind in ("Pearson", "Spearman")]
     return Comparison(tuple(points), tuple(correlations))
 
 

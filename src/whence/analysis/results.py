@@ -1,4 +1,7 @@
-"""What the instruments find in a model, as frozen results: the fields say what each number is."""
+"""What the instruments find in a model, as frozen results: the fields say what each number is.
+
+A number that does not exist is None: the share of variance explained where nothing varies.
+"""
 
 from dataclasses import dataclass
 
@@ -29,8 +32,8 @@ class Toeplitzness(Result):
 
     start: int  # positions start..stop - 1, [CLS] standing at 0
     stop: int
-    r2: float
-    r2_off_diagonal: float
+    r2: float | None
+    r2_off_diagonal: float | None
     null_r2: float | None
     null_r2_off_diagonal: float | None
 
@@ -54,12 +57,14 @@ class TableReport(Result):
     gram: Array  # [n, n]
     whole: Toeplitzness
     windows: tuple[Toeplitzness, ...]  # as a function of the window
-    monotonicity: float  # in [-1, 1]: does the inner product fall with distance?
-    symmetry: float  # in [0, 1]: is P's lag curve the same to both sides, diagonal by diagonal
-    effective_dimensions: float  # participation ratio of the principal components
-    null_effective_dimensions: float  # of a random table with the same row norms
-    components_for_90: int  # components that explain nine tenths of the variance
-    explained: Array  # [d] share of the variance of every component
+    monotonicity: float | None  # in [-1, 1]: does the inner product fall with distance?
+    symmetry: (
+        float | None
+    )  # in [0, 1]: is P's lag curve the same to both sides, diagonal by diagonal
+    effective_dimensions: float | None  # participation ratio of the principal components
+    null_effective_dimensions: float | None  # of a random table with the same row norms
+    components_for_90: int | None  # components that explain nine tenths of the variance
+    explained: Array  # [d] share of the variance of every component; empty if all rows are one
     components: tuple[Component, ...]  # the leading ones
 
 
@@ -74,11 +79,12 @@ class HeadReport(Result):
     lag: Array  # [l] lag = key - query
     curve: Array  # [l] mean of each diagonal
     spread: Array  # [l] standard deviation along each diagonal
-    r2: float
-    r2_off_diagonal: float
+    r2: float | None
+    r2_off_diagonal: float | None
     strength: float  # deviation of the curve over lags, in logits
     sensitive: bool  # to position: the rule is in the code's docstring
     null_r2: float | None = None  # of a random table read by the same head; None for a stated curve
+    near: Toeplitzness | None = None  # of the first positions alone; None for a stated curve
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +97,7 @@ class LagProfile(Result):
     mean: Array
     low: Array  # 95% confidence band of the mean, over independent pieces of text
     high: Array
-    explained: float  # share of the logits' variance that lag explains
+    explained: float | None  # share of the logits' variance that lag explains
     n_tokens: int
 
 
@@ -105,8 +111,9 @@ class Fit(Result):
     offset: tuple[float, ...]
     level: float  # a constant, which a softmax does not see, fitted along and left out of TISA
     residual: float  # root mean square of what is left
-    r2: float
+    r2: float | None  # None for a constant curve
     criterion: float  # BIC, the spread about the curve counted: smaller is better
+    reach: float | None = None  # the largest |lag| that was fitted; None in files that do not say
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,3 +138,8 @@ class Inspection(Result):
     fits: tuple[HeadFits, ...]
     notes: tuple[str, ...]
     versions: dict[str, str]
+
+
+def worded(value: float | None, form: str = ".3f") -> str:
+    """A number as text, and a word where there is none."""
+    return "undefined" if value is None else format(value, form)

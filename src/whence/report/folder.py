@@ -181,7 +181,7 @@ def _drawings(
 def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
     name, file = short(entry.model.name), file_name(entry.model.name)
     table = entry.table
-    if table is not None:
+    if table is not None and table.components:
         yield f"{file}.components", partial(draw_components, table, name=name)
     for layer, group in groupby(entry.heads, key=lambda head: head.layer):
         heads = list(group)
