@@ -56,6 +56,14 @@ class Comparison(Result):
     points: tuple[Point, ...]
     correlations: tuple[Correlation, ...]  # empty without scores
 
+    def __post_init__(self) -> None:
+        require(len(self.points) > 1, "a Comparison is of two models or more.")
+        known = [(p.score, p.whole.r2, p.whole.r2_off_diagonal) for p in self.points]
+        require(
+            not self.correlations or all(None not in numbers for numbers in known),
+            "a Comparison with correlations needs a score and the R^2 of every model.",
+        )
+
 
 def compare(
     inspections: Sequence[Inspection], scores: Mapping[str, float] | None = None

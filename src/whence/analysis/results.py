@@ -5,7 +5,8 @@ A number that does not exist is None: the share of variance explained where noth
 
 from dataclasses import dataclass
 
-from whence.analysis.json_result import Array, Result
+from whence.analysis.json_result import AGAIN, Array, Result, one_length
+from whence.checks import require
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,12 @@ class Toeplitzness(Result):
     null_r2: float | None
     null_r2_off_diagonal: float | None
 
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.start < self.stop,
+            f"Toeplitzness is of positions start..stop - 1, got {self.start} and {self.stop}.",
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Component(Result):
@@ -46,6 +53,10 @@ class Component(Result):
     values: Array  # [n] its score at each position
     frequency: Array  # [f] cycles a position
     power: Array  # [f] share of its power at each frequency
+
+    def __post_init__(self) -> None:
+        one_length("Component", values=self.values)
+        one_length("Component", frequency=self.frequency, power=self.power)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +78,10 @@ class TableReport(Result):
     explained: Array  # [d] share of the variance of every component; empty if all rows are one
     components: tuple[Component, ...]  # the leading ones
 
+    def __post_init__(self) -> None:
+        _square("TableReport.gram", self.gram)
+        require(self.explained.ndim == 1, f"TableReport.explained must be a vector. {AGAIN}")
+
 
 @dataclass(frozen=True, eq=False)
 class HeadReport(Result):
@@ -86,6 +101,10 @@ class HeadReport(Result):
     null_r2: float | None = None  # of a random table read by the same head; None for a stated curve
     near: Toeplitzness | None = None  # of the first positions alone; None for a stated curve
 
+    def __post_init__(self) -> None:
+        _square("HeadReport.matrix", self.matrix)
+        one_length("HeadReport", lag=self.lag, curve=self.curve, spread=self.spread)
+
 
 @dataclass(frozen=True, eq=False)
 class LagProfile(Result):
@@ -99,6 +118,9 @@ class LagProfile(Result):
     high: Array
     explained: float | None  # share of the logits' variance that lag explains
     n_tokens: int
+
+    def __post_init__(self) -> None:
+        one_length("LagProfile", lag=self.lag, mean=self.mean, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +137,14 @@ class Fit(Result):
     criterion: float  # BIC, the spread about the curve counted: smaller is better
     reach: float | None = None  # the largest |lag| that was fitted; None in files that do not say
 
+    def __post_init__(self) -> None:
+        sizes = [len(part) for part in (self.amplitude, self.sharpness, self.offset)]
+        require(
+            sizes == [self.kernels] * 3 and self.kernels > 0,
+            f"a Fit of {self.kernels} kernels needs as many amplitudes, sharpnesses and offsets, "
+            f"got {sizes}.",
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class HeadFits(Result):
@@ -124,6 +154,12 @@ class HeadFits(Result):
     head: int
     fits: tuple[Fit, ...]
     chosen: int  # the S picked
+
+    def __post_init__(self) -> None:
+        known = [fit.kernels for fit in self.fits]
+        require(
+            self.chosen in known, f"there is no fit with the chosen S = {self.chosen}: {known}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +174,13 @@ class Inspection(Result):
     fits: tuple[HeadFits, ...]
     notes: tuple[str, ...]
     versions: dict[str, str]
+
+
+def _square(name: str, matrix: Array) -> None:
+    require(
+        matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0,
+        f"{name} must be a square matrix, got the shape {list(matrix.shape)}. {AGAIN}",
+    )
 
 
 def worded(value: float | None, form: str = ".3f") -> str:
