@@ -25,7 +25,7 @@ def head_reports(
     model's measures take the lags <= 0 alone; its matrix is shown whole. The null of R^2 is that of
     one random table with the same row norms, read by the same head.
     """
-    causal = reader.stack.causal
+    causal = reader.causal
     scores = positional_attention(reader, layer, biases=biases)
     nulls = positional_attention(reader, layer, biases=biases, random=np.random.default_rng(0))
     return sensitive(

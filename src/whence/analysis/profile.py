@@ -14,6 +14,7 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from whence.analysis.own_models import NATIVE, SEQ2SEQ
 from whence.analysis.results import LagProfile
 from whence.analysis.tokenized_text import SHORTEST, TokenizedText, tokenized_text
 from whence.checks import at_least, require
@@ -237,11 +238,15 @@ def _loaded(name: str) -> Any:
     """The stack of layers that reads text, with eager attention, in float32, from safetensors."""
     import transformers
 
+    import whence.models  # noqa: F401  which the Auto classes then know
+
     try:
+        # Ours must hand logits to a softmax, as eager attention of transformers does.
+        own = transformers.AutoConfig.from_pretrained(name).model_type in (NATIVE, SEQ2SEQ)
         with torch.random.fork_rng(devices=[]):  # an absent pooler is filled with random numbers
             model, report = transformers.AutoModel.from_pretrained(
                 name,
-                attn_implementation="eager",
+                **({"backend": "reference"} if own else {"attn_implementation": "eager"}),
                 dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
