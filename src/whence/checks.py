@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+LARGEST_FLOAT = torch.finfo(torch.float32).max
+
 
 def require(condition: bool, message: str | Callable[[], str]) -> None:
     """Raise ValueError(message) unless the condition holds.
@@ -23,6 +25,13 @@ def at_least(minimum: int, **named: int) -> None:
             raise TypeError(f"{name} must be a whole number, got {value!r}.")
         if value < minimum:  # not `require`, whose message torch.compile would fix
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+
+
+def finite(**named: float | None) -> None:
+    """Each named number that is given must be finite in float32, in which methods compute."""
+    for name, value in named.items():
+        fits = value is None or abs(value) <= LARGEST_FLOAT  # False for NaN
+        require(fits, f"{name} must be a finite number of at most 3.4e38, got {value}.")
 
 
 def broadcasts(size: int, to: int) -> bool:

@@ -77,6 +77,17 @@ def open_log(path: Path) -> int:
     return os.open(path, _LOG, 0o666)
 
 
+def check_folder(folder: Path) -> None:
+    """Raise before any work if results could not be written there; make nothing yet."""
+    for part in (folder, *folder.parents):
+        if part.exists():
+            if not part.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(part))
+            if not os.access(part, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(part))
+            return
+
+
 @contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the place of `folder` when the block ends without an error.

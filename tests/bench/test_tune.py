@@ -102,6 +102,22 @@ def test_rows_are_added_to_a_file_and_others_stay(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["tiles.json"]
 
 
+WHOLE = {part: [64, 64, 4, 2] for part in tiles_file.PARTS} | {"block": 64}
+ODD_TILES: list[Any] = [
+    [],
+    [64, 64, 4],
+    [64, 64, 4, 2, 1],
+    [64.0, 64, 4, 2],
+    [64, 64, True, 2],
+    [64, 64, 3, 2],
+    [64, 64, 4, 99],
+    [-64, 64, 4, 2],
+    "64",
+    {},
+    None,
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -111,11 +127,31 @@ def test_rows_are_added_to_a_file_and_others_stay(tmp_path: Path) -> None:
         '{"format": 1, "gpus": {"A": {"bfloat16": {"64": {"forward": [128, 64, 4, 2]}}}}}',
         '{"format": 1, "gpus": {"A": {"bfloat16": {"64": {"forward": [96, 64, 4, 2], '
         '"by_rows": [64, 64, 4, 2], "by_keys": [64, 64, 4, 2], "block": 64}}}}}',
+        *(
+            json.dumps({"format": 1, "gpus": {"A": {"bfloat16": {size: row}}}})
+            for size, row in [
+                *(
+                    (size, WHOLE)
+                    for size in ("", "0", "-64", "64.0", "1e2", "257", "x", "9" * 5000)
+                ),
+                *(("64", {**WHOLE, "forward": tile}) for tile in ODD_TILES),
+                *(("64", {**WHOLE, "block": side}) for side in (0, 96, 64.0, True, "64", None, [])),
+                *(("64", row) for row in (None, 5, [], "x", {})),
+            ]
+        ),
+        '{"format": true, "gpus": 5}',
+        '{"format": 1, "gpus": {"A": 5}}',
+        '{"format": 1, "gpus": {"A": {"bfloat16": 5}}}',
+        "[" * 100_000,
+        '{"format": ' + "9" * 5000 + "}",
+        "\x00",
+        b"\xff\xfe{}",
     ],
+    ids=lambda text: f"{len(text)}-characters",
 )
-def test_a_broken_file_is_named_with_the_way_out(tmp_path: Path, text: str) -> None:
+def test_a_broken_file_is_named_with_the_way_out(tmp_path: Path, text: str | bytes) -> None:
     path = tmp_path / "tiles.json"
-    path.write_text(text)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ValueError, match=r"tiles\.json.* Delete .*tiles\.json, or write it anew"):
         tiles_file.read_all(path)
     assert tiles_file.read_all(tmp_path / "none.json") == {}

@@ -1,6 +1,7 @@
 """The command line: what it prints, what it exits with, and what it leaves on disk."""
 
 import errno
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ from typer.testing import CliRunner, Result
 import processes
 import whence
 from whence import METHODS
-from whence.cli.errors import extra_of, with_extra
+from whence.cli.errors import with_extra
 from whence.cli.root import app
+from whence.extras import extra_of
 
 
 def run(*arguments: str) -> Result:
@@ -57,11 +59,52 @@ def test_methods_counts_a_huge_table_without_making_it() -> None:
     assert {entry["name"]: entry["parameters"] for entry in entries}["learned"] == 768_000_000
 
 
-def test_the_table_of_methods_names_each_with_its_formula() -> None:
+def test_the_table_of_methods_has_a_line_for_each_within_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     result = run("methods")
     assert result.exit_code == 0
-    for name in METHODS:
-        assert f" {name} " in result.stdout
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    for name, cls in METHODS.items():
+        (line,) = [line for line in lines if line.startswith(f" {name} ")]
+        assert ", ".join(cls.sites()) in line
+    assert len(lines) < 1.5 * len(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_shows_one_with_formula_options_defaults_and_paper(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run("methods", name.upper())
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.stdout.split())
+    entry = json.loads(run("methods", name, "--json").stdout)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for part in (entry["summary"], entry["formula"], entry["paper"]):
+        assert " ".join(part.split()) in shown
+    formula = inspect.getdoc(METHODS[name]).partition("\n\n")[0]
+    assert " ".join(formula.split()) in shown
+    for option in entry["options"]:
+        assert f"{option['name']} {option['kind']} {option['default']}" in shown
+        if option["default"] not in ("none", ""):  # what is shown as a default can be written
+            whence.build(f"{name}:{option['name']}={option['default']}", n_heads=4, d_head=16)
+
+
+def test_the_options_of_tisa() -> None:
+    entry = json.loads(run("methods", "TISA", "--json").stdout)
+    assert entry["name"] == "tisa"
+    assert [(o["name"], o["kind"], o["default"]) for o in entry["options"]] == [
+        ("kernels", "whole number", "5"),
+        ("reach", "whole number or none", "none"),
+        ("start", "local|released|zero", "local"),
+    ]
+    assert entry["given"] == ["n_heads", "max_length"]
+    fails_with(run("methods", "tsia"), 2, "Did you mean 'tisa'?")
+    fails_with(run("methods", "tisa+rope"), 2, "is a sum: ask for one method at a time")
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from whence.checks import require
+from whence.extras import install
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 Progress = Callable[[str, float], None]  # what is being done, and the share of all that is done
@@ -164,7 +165,7 @@ def _from_hub(name: str, allow_pickle: bool) -> Path:
     except ImportError:
         raise ValueError(
             f"there is no folder {name} here, and without huggingface_hub no model of that name "
-            "can be found: pip install 'whence[hf]'."
+            f"can be found: {install('hf')}."
         ) from None
     patterns = [*FILES, "pytorch_model*"] if allow_pickle else list(FILES)
     try:

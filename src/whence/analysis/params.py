@@ -9,7 +9,7 @@ from whence.analysis.json_result import Result
 from whence.checks import at_least
 from whence.method import PositionMethod
 from whence.methods import METHODS, Sum, build
-from whence.methods.spec import parse
+from whence.methods.registry import named
 
 VOCABULARY = 30_522  # BERT's
 
@@ -102,8 +102,7 @@ def _count(spec: str, shape: Shape, length: int) -> int:
 
 def _formula(spec: str) -> str:
     formulas = []
-    for name, _ in parse(spec):
-        cls = METHODS[name]
+    for _, cls, _ in named(spec):
         plain = _once(cls) or cls.formula == "0"
         formulas.append(cls.formula if plain else f"n_layers * ({cls.formula})")
     return " + ".join(formulas)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence.method import Content, PositionMethod
-from whence.methods import METHODS, build
-from whence.methods.spec import parse
+from whence.methods import build
+from whence.methods.registry import named
 from whence.nn import positioned_attention
 
 HEADS, D_HEAD, LENGTH = 4, 16, 32
@@ -89,7 +89,7 @@ def made(
     Many parameters start at or near zero, where a method would look as if it did nothing. A matrix
     moves by weights that keep the size of what it multiplies, anything else by a little.
     """
-    causal = any(METHODS[name].causal_only for name, _ in parse(spec))
+    causal = any(part.cls.causal_only for part in named(spec))
     method = build(spec, n_heads=HEADS, d_head=D_HEAD, max_length=max_length, causal=causal)
     method = method.to(dtype)
     with torch.no_grad():

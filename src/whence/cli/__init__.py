@@ -1,13 +1,19 @@
 """The command line: `whence`. Its own dependencies are an extra, so they are imported on call."""
 
+import io
 import sys
 
 
 def main() -> None:
     """Run the command line, or say in one line which extra it needs."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
     try:
+        from whence.cli.errors import last_resort, one_line_errors
         from whence.cli.root import app
     except ImportError as error:
         print(f"whence: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    app(prog_name="whence")
+    with last_resort(), one_line_errors():
+        app(prog_name="whence")

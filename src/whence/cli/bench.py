@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.checks import one_of, require
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
+from whence.files import check_folder
 
 if TYPE_CHECKING:
     from whence.bench.plan import Plan
@@ -94,7 +95,7 @@ def bench(
         if figures:  # a missing extra and a bad folder show before the work
             from whence.report.figure_files import save_png
             from whence.report.speed import draw_speed
-        out.mkdir(parents=True, exist_ok=True)
+        check_folder(out)
         results = _measured(Session, plan, out / "bench.json", seconds)
         written = [out / "bench.json"]
         if figures:
@@ -139,7 +140,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def _print(results: dict[str, Any]) -> None:
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     records = results["records"]
     groups = dict.fromkeys((r["mode"], r["d_head"], _batch(r)) for r in records)
     for mode, d_head, batch in groups:

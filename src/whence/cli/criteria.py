@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.specs import read_specs
+from whence.files import check_folder
 
 if TYPE_CHECKING:
     from whence.analysis.criteria import CriteriaReport, Criterion
@@ -41,7 +43,7 @@ def criteria(
 
         specs = read_specs(methods)
         if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work
+            check_folder(out.parent)
         console = Console(stderr=True)
         quiet = not console.is_terminal
         report = measure(track(specs, "measuring", console=console, transient=True, disable=quiet))
@@ -56,7 +58,7 @@ def criteria(
 
 
 def _print(report: "CriteriaReport") -> None:
-    console = Console(markup=False, highlight=False)
+    console = plain_console()
     narrow = console.width < 100
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 0 if narrow else 1))
     table.add_column("method", no_wrap=True)

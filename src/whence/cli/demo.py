@@ -15,7 +15,8 @@ from whence.cli.inspect import inspect_all, print_numbers
 from whence.cli.lm import compared, show
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
-from whence.files import write_text
+from whence.extras import install
+from whence.files import check_folder, write_text
 from whence.methods import METHODS
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def demo(
     with one_line_errors():
         from whence.report import draw_lag_curves, save_png  # matplotlib is an extra
 
-        out.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work
+        check_folder(out)
         path = save_png(draw_lag_curves(_curves()), out / "lag_curves.png")
         typer.echo(f"wrote {path}")
         folder = model_folder()
@@ -72,7 +73,7 @@ def demo(
         if not train:
             return
         if find_spec("transformers") is None:
-            typer.echo("No training: pip install 'whence[hf]' brings what it needs.")
+            typer.echo(f"No training, which needs transformers: {install('hf')}.")
             return
         typer.echo(f"training {TRAINED.replace(',', ', ')} on the topics of Python's help")
         comparison, ranking = _trained(out)

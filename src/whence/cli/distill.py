@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.checks import one_of, require
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.inspect import read_text
 from whence.cli.progress import progress_bar
@@ -117,7 +117,7 @@ def print_stages(found: "Distillation") -> None:
     """A row a stage: cosine of hidden states layer by layer, and the score."""
     from whence.distill.results import STAGES
 
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     text = found.text
     console.print(
         f"{found.model}: {found.position}, {found.n_parameters:,} parameters; fitted to "

@@ -7,12 +7,13 @@ from typing import Annotated
 import torch
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.analysis import Described, describe
 from whence.checks import one_of
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
+from whence.cli.specs import read_spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
@@ -46,6 +47,7 @@ def explain(
     with one_line_errors():
         one_of("device", device, DEVICES)
         one_of("dtype", dtype, DTYPES)
+        method = read_spec(method)
         described = describe(
             method,
             length=length,
@@ -79,7 +81,7 @@ def _plain(method: str, described: Described) -> dict[str, object]:
 
 
 def _print(method: str, described: Described) -> None:
-    console, explanation = Console(highlight=False, markup=False), described.explanation
+    console, explanation = plain_console(), described.explanation
     console.print(f"{method}: {described.parameters:,} parameters a layer")
     for term in described.terms or ("no term: position enters nowhere",):
         console.print(f"  {term}")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.checks import one_of, require
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.progress import progress_bar
 
@@ -190,7 +190,7 @@ def print_numbers(found: Sequence["Inspection"], *, most: int | None = None) -> 
     """The key numbers of each model, the first `most` of them."""
     from whence.report.key_numbers import key_numbers
 
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     for entry in found:
         model = entry.model
         console.print(

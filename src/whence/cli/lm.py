@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from whence.checks import one_of, require
+from whence.cli.console import plain_console
 from whence.cli.errors import FAILED, one_line_errors
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
@@ -304,7 +304,7 @@ def show(results: "Language", *, form: str = "text", as_json: bool = False) -> N
         typer.echo(formatted(results, form))
         return
     found = rank_table(results)
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     table = Table(
         box=box.SIMPLE,
         pad_edge=False,

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.specs import read_specs
 
@@ -28,13 +28,13 @@ def params(
     with one_line_errors():
         from whence.analysis.params import Shape, parameters_table  # NumPy is an extra
 
-        specs = read_specs(methods)
+        specs = read_specs(methods, n_heads=heads, d_head=d_head)
         shape = Shape(n_layers=layers, n_heads=heads, d_head=d_head, length=length)
         table = parameters_table(specs, shape=shape)
     if as_json:
         typer.echo(table.to_json())
         return
-    Console(markup=False, highlight=False).print(_table(table))
+    plain_console().print(_table(table))
 
 
 def _table(found: "ParametersTable") -> Table:

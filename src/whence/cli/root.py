@@ -2,12 +2,14 @@
 
 from typing import Annotated
 
+from whence.extras import install
+
 try:
     import rich as _rich  # noqa: F401  both are checked here, so that commands may rely on them
     import typer
 except ImportError as error:
     raise ImportError(
-        f"the command line needs {error.name}, which is not installed: pip install 'whence[cli]'",
+        f"the command line needs {error.name}, which is not installed: {install('cli')}",
         name=error.name,
     ) from error
 

@@ -9,6 +9,7 @@ import typer
 from whence.checks import one_of, require
 from whence.cli.errors import one_line_errors
 from whence.cli.progress import progress_bar
+from whence.files import check_folder
 from whence.kernels.fused.tiles_file import default_path, gpu_key
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -46,7 +47,7 @@ def tune(
         from whence.kernels.fused.tiles import built_in, gpu_of
 
         path = out or default_path()
-        path.parent.mkdir(parents=True, exist_ok=True)  # a bad folder shows before the work
+        check_folder(path.parent)
         gpu = gpu_of(torch.device("cuda"))
         key = gpu_key(gpu.name, gpu.capability)
         jobs = [(name, size) for name in names for size in sizes]

@@ -12,22 +12,22 @@ from whence.distill.curves import missing_curves
 from whence.distill.results import HeadCurve
 from whence.distill.sequences import Sequences
 from whence.hf.attaching import Attached
-from whence.methods import METHODS
-from whence.methods.spec import instantiate, parse
+from whence.methods.registry import named
+from whence.methods.spec import instantiate
 from whence.methods.tisa import Tisa
 
 
 def kernels_of(position: str) -> int:
     """The kernels of "tisa:kernels=S"; every other method is refused."""
-    parts = parse(position)
-    name, options = parts[0]
+    parts = named(position)
+    name, _, options = parts[0]
     require(
         len(parts) == 1 and name == "tisa" and set(options) <= {"kernels"},
         f"distill fits tisa with any number of kernels, such as 'tisa:kernels=5', got "
         f"{position!r}. Attach another method with whence.hf.attach and train it.",
     )
     with torch.device("meta"):  # only its size is wanted, and no random numbers drawn
-        method = instantiate(name, METHODS[name], options, {"n_heads": 1})
+        method = instantiate(*parts[0], {"n_heads": 1})
     assert isinstance(method, Tisa)
     return method.kernels
 

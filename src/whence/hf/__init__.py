@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from whence.extras import install
+
 if TYPE_CHECKING:
     from whence.hf.attaching import Attached, attach, attached
     from whence.hf.loading import from_pretrained
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 if importlib.util.find_spec("transformers") is None:
-    raise ImportError("whence.hf needs transformers. Install it with: pip install 'whence[hf]'")
+    raise ImportError(f"whence.hf needs transformers: {install('hf')}", name="transformers")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,8 @@ from whence.checks import require
 from whence.hf.model_parts import ModelParts
 from whence.hf.positions import Positions
 from whence.method import PositionMethod
-from whence.methods import METHODS, build, build_layers
-from whence.methods.spec import parse
+from whence.methods import build, build_layers
+from whence.methods.registry import named
 from whence.methods.sum import Sum
 
 
@@ -66,8 +66,8 @@ def completed(position: str, base: nn.Module) -> str:
         image, patch = (_pair(size) for size in (config.image_size, config.patch_size))
         known = {"height": image[0] // patch[0], "width": image[1] // patch[1], "prefix": 1}
     texts = []
-    for name, options in parse(position):
-        wanted = inspect.signature(METHODS[name]).parameters if name in METHODS else {}
+    for name, cls, options in named(position):
+        wanted = inspect.signature(cls).parameters
         more = {key: str(value) for key, value in known.items() if key in wanted}
         filled = {**more, **options}
         if "start" in wanted and "zero" in get_args(wanted["start"].annotation):

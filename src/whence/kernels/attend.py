@@ -161,10 +161,10 @@ def explain(
 
 
 def _first_that_runs(call: AttentionCall) -> str:
-    """The backend that "auto" takes. There always is one, for sdpa runs every call."""
-    if sdpa.is_plain(call):  # without position, PyTorch's own kernels are the fastest
-        return "sdpa"
+    """The backend that "auto" takes. All refuse a call in half precision that is transformed."""
+    if sdpa.is_plain(call) and sdpa.refuse(call) is None:
+        return "sdpa"  # without position, PyTorch's own kernels are the fastest
     for name, module in BACKENDS.items():
         if module.refuse(call) is None:
             return name
-    raise AssertionError("sdpa refuses no call")
+    raise ValueError(f"no backend can run this call: sdpa {sdpa.refuse(call)}")

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least, require
+from whence.checks import at_least, finite, require
 from whence.lag import DenseBias
 from whence.method import Content, PositionMethod
 
@@ -29,6 +29,7 @@ class Fire(PositionMethod):
     def __init__(self, n_heads: int, *, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()
         at_least(1, n_heads=n_heads, hidden=hidden)
+        finite(threshold=threshold)
         require(threshold > 0, f"threshold must be above 0 positions, got {threshold}.")
         self.n_heads, self.hidden, self.threshold = n_heads, hidden, threshold
         self.c = nn.Parameter(torch.tensor(0.1))

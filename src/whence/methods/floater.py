@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least, require
+from whence.checks import at_least, finite, require
+from whence.extras import install
 from whence.method import PositionMethod
 from whence.methods.sinusoidal import Sinusoidal
 
@@ -48,6 +49,7 @@ class Floater(PositionMethod):
     ) -> None:
         super().__init__()
         at_least(1, n_heads=n_heads, d_head=d_head, n_layers=n_layers, steps=steps)
+        finite(interval=interval)
         require(
             interval > 0,
             f"interval, the time from a position to the next, must be above 0, got {interval}.",
@@ -257,7 +259,7 @@ def _odeint() -> Callable[..., Tensor]:
         from torchdiffeq import odeint
     except ImportError:
         raise ImportError(
-            "floater solves a differential equation with torchdiffeq: pip install 'whence[flow]'."
+            f"floater solves a differential equation with torchdiffeq: {install('flow')}."
         ) from None
     solver: Callable[..., Tensor] = odeint
     return solver

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import at_least, one_of, require
+from whence.checks import at_least, finite, one_of, require
 from whence.methods.frequency import Frequencies, geometric
 from whence.rotation import Growth, Rotation
 
@@ -61,6 +61,8 @@ class Rope(Frequencies):
         attention_factor: float | None = None,
     ) -> None:
         at_least(2, d_head=d_head)
+        finite(base=base, fraction=fraction, factor=factor, attention_factor=attention_factor)
+        finite(beta_fast=beta_fast, beta_slow=beta_slow)
         one_of("layout", layout, ("half", "interleaved"))
         one_of("scaling", scaling, SCALINGS)
         d = int(d_head * fraction)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import at_least, one_of, require
+from whence.checks import at_least, finite, one_of, require
 from whence.methods.frequency import Frequencies, geometric
 
 
@@ -34,6 +34,7 @@ class Sinusoidal(Frequencies):
         amplitude: float = 1.0,
     ) -> None:
         at_least(1, d_model=d_model)
+        finite(base=base, amplitude=amplitude)
         require(amplitude > 0, f"amplitude must be above 0, got {amplitude}.")
         one_of("layout", layout, ("interleaved", "halves"))
         frequencies = geometric(d_model, base)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import at_least, require
+from whence.checks import at_least, finite, require
 from whence.lag import LagBias
 from whence.method import Content, PositionMethod, longest_lag
 
@@ -42,6 +42,7 @@ class Tisa2(PositionMethod):
         super().__init__()
         at_least(1, n_heads=n_heads, kernels=kernels)
         at_least(0, agnostic=agnostic)
+        finite(shortest=shortest, longest=longest)
         require(
             agnostic < n_heads,
             f"agnostic must be below n_heads = {n_heads}, got {agnostic}. "

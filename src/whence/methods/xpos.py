@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import require
+from whence.checks import finite, require
 from whence.method import span
 from whence.methods.rope import Rope
 
@@ -38,6 +38,7 @@ class Xpos(Rope):
         gamma: float = 0.4,
         centre: int = 0,
     ) -> None:
+        finite(scale_base=scale_base, gamma=gamma)
         require(scale_base > 0, f"scale_base must be above 0, got {scale_base}.")
         require(
             gamma > 0, f"gamma must be above 0, or the first pair is multiplied by 0, got {gamma}."

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from whence.method import PositionMethod
-from whence.methods import METHODS, Sum, build_layers, counts_once
-from whence.methods.spec import parse
+from whence.methods import Sum, build_layers, counts_once
+from whence.methods.registry import named
 
 
 class Positions(nn.Module):
@@ -54,7 +54,7 @@ class Positions(nn.Module):
         self._whole = (whole,)
         self._layers = tuple(layers)
         names = _names(spec)
-        once = [counts_once(METHODS[name]) for name, _ in parse(spec)]
+        once = [counts_once(part.cls) for part in named(spec)]
         self.shared = nn.ModuleDict(
             {n: part for n, part, o in zip(names, _parts(whole), once, strict=True) if o}
         )
@@ -110,8 +110,12 @@ def _parts(method: PositionMethod) -> list[PositionMethod]:
 
 
 def _names(spec: str) -> list[str]:
-    """The names of a sum's parts, a second one of a kind with its place: tisa, tisa_1."""
+    """The names of a sum's parts, a second one of a kind with its place: tisa, tisa_1.
+
+    Of "my_package.waves:Wave" it is the class: a module's name cannot have a dot.
+    """
     found: list[str] = []
-    for index, (name, _) in enumerate(parse(spec)):
+    for index, part in enumerate(named(spec)):
+        name = part.name.rpartition(":")[2].replace(".", "_")
         found.append(f"{name}_{index}" if name in found else name)
     return found

@@ -1,23 +1,22 @@
 """A folder of results with its figures and page: read, drawn again, and written as one."""
 
-import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
-from whence.analysis.json_result import Result
+from whence.analysis.json_result import Result, kind_of, read_json
 from whence.analysis.results import Inspection
 from whence.checks import require
 from whence.files import add_to_folder
+from whence.files import check_folder as check_folder
 from whence.report.comparison_figures import draw_scores, draw_steps
 from whence.report.components import draw_components
 from whence.report.figure_files import save_figure
@@ -63,19 +62,15 @@ def read_folder(folder: Path, *, but: Iterable[str] = ()) -> Results:
 
     `but` are files that are about to be replaced, so that it does not matter what they hold.
     """
-    found: dict[str, list[tuple[Path, str]]] = {name: [] for name in KINDS}
+    found: dict[str, list[tuple[Path, Any]]] = {name: [] for name in KINDS}
     replaced = set(but)
     for path in sorted(folder.glob("*.json")):
         if path.name in replaced:
             continue
-        text = path.read_text(encoding="utf-8")
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from None
-        kind = data.get("kind") if isinstance(data, dict) else None
+        data = read_json(path)
+        kind = kind_of(data)
         if kind in found:
-            found[kind].append((path, text))
+            found[kind].append((path, data))
     comparison = _only(Comparison, found["Comparison"])
     inspections = [_restored(Inspection, *pair) for pair in found["Inspection"]]
     if comparison is not None:
@@ -150,17 +145,6 @@ def check_names(models: Iterable[str]) -> None:
         )
 
 
-def check_folder(folder: Path) -> None:
-    """Raise before any work if the results could not be written there; make nothing yet."""
-    for part in (folder, *folder.parents):
-        if part.exists():
-            if not part.is_dir():
-                raise NotADirectoryError(20, "Not a directory", str(part))
-            if not os.access(part, os.W_OK):
-                raise PermissionError(13, "Permission denied", str(part))
-            return
-
-
 def _drawings(
     results: Results, own: Sequence[Inspection]
 ) -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -181,7 +165,7 @@ def _drawings(
 def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
     name, file = short(entry.model.name), file_name(entry.model.name)
     table = entry.table
-    if table is not None:
+    if table is not None and table.components:
         yield f"{file}.components", partial(draw_components, table, name=name)
     for layer, group in groupby(entry.heads, key=lambda head: head.layer):
         heads = list(group)
@@ -199,12 +183,12 @@ def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
         yield f"{file}.profiles-{layer}", partial(draw_profiles, profiles, name=name)
 
 
-def _only(kind: type[R], files: list[tuple[Path, str]]) -> R | None:
+def _only(kind: type[R], files: list[tuple[Path, Any]]) -> R | None:
     return _restored(kind, *files[-1]) if files else None
 
 
-def _restored(kind: type[R], path: Path, text: str) -> R:
+def _restored(kind: type[R], path: Path, data: Any) -> R:
     try:
-        return kind.from_json(text)
-    except (ValueError, TypeError, KeyError) as error:
+        return kind.from_data(data)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None

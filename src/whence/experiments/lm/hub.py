@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.checks import require
+from whence.extras import install
 
 PREFIX = "hub:"
 TRAIN, VALID = "train", "validation"  # datasets itself reads valid, val and dev as the second
@@ -53,7 +54,7 @@ def _loaded(name: str) -> Any:
         import datasets
     except ImportError as error:
         raise ImportError(
-            f"{name} is a data set, which needs datasets: pip install 'whence[hf]'", name="datasets"
+            f"{name} is a data set, which needs datasets: {install('hf')}", name="datasets"
         ) from error
     if Path(name).is_dir():
         where: tuple[str, ...] = (str(Path(name).resolve()),)

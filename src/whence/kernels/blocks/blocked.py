@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence.derivatives import once_differentiable
 from whence.kernels.blocks.far import FarRange
 from whence.kernels.blocks.gradients import Gradients
 from whence.kernels.blocks.plan import Plan
@@ -88,7 +89,7 @@ class BlockedAttention(torch.autograd.Function):
         return out.to(q.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         """Every gradient, each summed in float32 or better and in a fixed order."""
         saved = ctx.saved_tensors

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from whence.derivatives import refused_tangent, refused_transform
 from whence.kernels import reference
 from whence.kernels.blocks.blocked import BlockedAttention
 from whence.kernels.blocks.plan import Plan
@@ -28,8 +29,10 @@ MOST_KEPT_WEIGHTS = 1 << 22  # a call with no more weights than this keeps them 
 
 
 def refuse(call: AttentionCall) -> str | None:
-    """Why this backend cannot run the call, or None. It runs every call."""
-    return None
+    """Why this backend cannot run the call, or None: it runs all but some that are transformed."""
+    if is_plain(call):
+        return refused_tangent(call.tensors)
+    return refused_transform(call.tensors)
 
 
 def note(call: AttentionCall) -> str:
@@ -208,12 +211,7 @@ def _mask_tensors(mask: Mask | None) -> tuple[Tensor | None, ...]:
 
 def _tensors(call: AttentionCall) -> list[Tensor]:
     """Every tensor that a call with a dense bias reads."""
-    found = [call.q, call.k, call.v, *(x for term in call.dense for x in term.per_query)]
-    if call.lag is not None:
-        found += call.lag.tensors()
-    if call.values is not None:
-        found.append(call.values.table)
-    return [*found, *(x for x in _mask_tensors(call.sight.mask) if x is not None)]
+    return [*call.tensors(), *(x for x in _mask_tensors(call.sight.mask) if x is not None)]
 
 
 def _view(x: Tensor | None) -> Tensor | None:

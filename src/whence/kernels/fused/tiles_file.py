@@ -15,6 +15,8 @@ from whence.checks import require
 
 FORMAT = 1
 PARTS = ("forward", "by_rows", "by_keys")
+SIDES = (16, 32, 64, 128)  # larger ones would look beyond the edges of a band
+WARPS, STAGES = (1, 2, 4, 8, 16), range(1, 9)
 Row = dict[str, Any]
 Rows = dict[str, dict[int, Row]]  # by dtype and head size
 
@@ -34,33 +36,57 @@ def gpu_key(name: str, capability: tuple[int, int]) -> str:
 def read_all(path: Path) -> dict[str, Rows]:
     """Every GPU's rows; none where there is no file. A file that is no such table is an error."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except FileNotFoundError:
         return {}
     way_out = f"Delete {path}, or write it anew with `whence tune`."
     try:
         data = json.loads(text)
-        require(data["format"] == FORMAT, f"{path} has another format than {FORMAT}. {way_out}")
-        return {
-            gpu: {
-                dtype: {int(size): row for size, row in sizes.items() if _checked(row)}
-                for dtype, sizes in dtypes.items()
-            }
-            for gpu, dtypes in data["gpus"].items()
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested beyond all measure
+        raise ValueError(f"{path} is no table of tile sizes, nor JSON at all. {way_out}") from None
+    try:
+        given = _table(data, "it")
+        require(given.get("format") == FORMAT, f"its format is not {FORMAT}")
+        gpus = _table(given.get("gpus"), "gpus")
+        return {gpu: _rows(dtypes, gpu) for gpu, dtypes in gpus.items()}
+    except ValueError as error:
+        raise ValueError(f"{path} is no table of tile sizes: {error}. {way_out}") from None
+
+
+def _table(found: Any, where: str) -> dict[str, Any]:
+    require(isinstance(found, dict), f"{where} is no JSON object")
+    table: dict[str, Any] = found
+    return table
+
+
+def _rows(found: Any, where: str) -> Rows:
+    rows: Rows = {}
+    for dtype, sizes in _table(found, where).items():
+        here = f"{where}, {dtype}"
+        rows[dtype] = {
+            _size(size, here): _row(row, f"{here}, {size}")
+            for size, row in _table(sizes, here).items()
         }
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no table of tile sizes. {way_out}") from error
+    return rows
 
 
-def _checked(row: Row) -> bool:
-    """Whether the kernels could be compiled with it: KeyError or TypeError if not."""
-    sides = [row["block"]]
+def _size(text: str, where: str) -> int:
+    size = int(text) if text.isdecimal() and len(text) <= 3 else 0
+    require(1 <= size <= 256, f"{where} has the head size {text!r}")
+    return size
+
+
+def _row(found: Any, where: str) -> Row:
+    """The row, where the kernels could be compiled with it."""
+    row = _table(found, where)
     for part in PARTS:
-        rows, keys, warps, stages = row[part]
-        sides += [rows, keys]
-        if warps not in (1, 2, 4, 8, 16) or stages not in range(1, 9):
-            raise TypeError("warps or stages")
-    for side in sides:
-        if side not in (16, 32, 64, 128):  # larger ones would look beyond the edges of a band
-            raise TypeError("a side is a power of two from 16 to 128")
-    return True
+        tile = row.get(part)
+        whole = isinstance(tile, list) and len(tile) == 4 and all(type(x) is int for x in tile)
+        require(whole, f"{where} has {part} = {tile!r} and not four whole numbers")
+        assert isinstance(tile, list)
+        rows, keys, warps, stages = tile
+        require(warps in WARPS and stages in STAGES, f"{where} has {part} = {tile}")
+        require(rows in SIDES and keys in SIDES, f"{where} has {part} = {tile}")
+    block = row.get("block")
+    require(type(block) is int and block in SIDES, f"{where} has block = {block!r}")
+    return row
