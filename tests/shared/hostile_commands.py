@@ -30,8 +30,10 @@ MEMORY = 3 << 30  # bytes that a command may ask for besides what the process ha
 SECONDS = 100
 DEEP = "[" * 100_000
 
-NUMBERS = ["0", "-1", "1", "2", "3", "-0", "2147483648", str(2**63 - 1), str(2**63), "9" * 20]
-NUMBERS += [
+WHOLE = ["0", "-1", "1", "2", "3", "8", "-0", "2147483648", str(2**63 - 1), str(2**63), "9" * 20]
+REAL = ["0", "-1", "0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e39", "-1e39"]
+NUMBERS = [
+    *WHOLE,
     "9" * 5000,
     "1.5",
     "nan",
@@ -130,7 +132,7 @@ def command_line(seed: int) -> list[str]:
     draw = random.Random(seed)
     command: Any = draw.choice(app.registered_commands).callback
     name = command.__name__.replace("_", "-")
-    arguments, options = [], []
+    arguments, options, often = [], [], draw.choice([0.05, 0.1, 0.25])
     for parameter in inspect.signature(command).parameters.values():
         hint, info = get_args(parameter.annotation)
         required = parameter.default is parameter.empty
@@ -138,7 +140,7 @@ def command_line(seed: int) -> list[str]:
             many = draw.choice([1, 1, 2, 3]) if get_origin(hint) is list else 1
             if required or draw.random() < 0.5:
                 arguments += [_value(draw, parameter.name, hint, info) for _ in range(many)]
-        elif draw.random() < (0.9 if required else 0.25):
+        elif draw.random() < (0.95 if required else often):
             # Within Annotated, typer keeps the first name of an option where a default would be.
             names = [text for text in (info.default, *info.param_decls) if isinstance(text, str)]
             names = (
@@ -158,8 +160,9 @@ def _value(draw: random.Random, name: str, hint: Any, info: Any) -> str:
         return _spec(draw)
     if name == "out":  # results go nowhere else
         return draw.choice(["out", "new/$x", "file.txt", "file.txt/x", "/dev/null/x", "x" * 300])
-    if {int, float} & {hint, *get_args(hint)}:
-        return draw.choice(NUMBERS)
+    kinds = {hint, *get_args(hint)}
+    if {int, float} & kinds:  # most are right for the command line, so that the command sees them
+        return draw.choice(draw.choice([WHOLE if int in kinds else REAL] * 9 + [NUMBERS]))
     if name in ("lengths", "eval_lengths", "head_sizes", "learning_rate"):
         return ",".join(draw.choices(NUMBERS, k=draw.choice([1, 1, 2])))
     choices = (info.metavar or "").split("|")
