@@ -7,6 +7,7 @@ from scipy.stats import t as student
 
 from tables.results_folder import MISSING, ResultsFolder
 from whence.analysis.lm_results import SLIDING, Job, Language, Mean, Row, ranked
+from whence.analysis.results import worded
 from whence.report.lm_table import NONE, loss_text
 
 COMMAND = "python benchmarks/lm_gpu.py"
@@ -258,7 +259,7 @@ def lm_toeplitz(stored: ResultsFolder) -> str:
     for step in TOEPLITZ_STEPS:
         at = traces[step]
         values = (at.r2_off_diagonal, at.null_r2_off_diagonal, at.r2, at.null_r2)
-        lines.append(_line([f"{step:,}", *(f"{x:.3f}" for x in values)]))
+        lines.append(_line([f"{step:,}", *(worded(x) for x in values)]))
     config = run.config
     told = (
         f"`learned`, masked objective on WikiText-2, {config['n_layers']} layers of "

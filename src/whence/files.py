@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 # O_EXCL refuses a name that exists, also a symbolic link that somebody planted there.
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+_LOG = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM}
 
@@ -67,6 +68,15 @@ def write_json(path: Path, data: Any) -> Path:
     return write_text(path, json.dumps(data, indent=1) + "\n")
 
 
+def open_log(path: Path) -> int:
+    """Begin a log file anew, for what a process prints as it goes: the file descriptor.
+
+    It is the one kind of file that is read before it is whole. A symbolic link is not followed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, _LOG, 0o666)
+
+
 def check_folder(folder: Path) -> None:
     """Raise before any work if results could not be written there; make nothing yet."""
     for part in (folder, *folder.parents):
@@ -91,7 +101,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
-        _sync_tree(new)
+        sync_tree(new)
         if folder.exists():
             new.chmod(stat.S_IMODE(folder.stat().st_mode))
             folder.rename(old)
@@ -118,7 +128,7 @@ def add_to_folder(folder: Path) -> Iterator[Path]:
     workspace = _workspace(folder)
     try:
         yield workspace
-        _sync_tree(workspace)
+        sync_tree(workspace)
         for path in sorted(part for part in workspace.rglob("*") if part.is_file()):
             target = folder / path.relative_to(workspace)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +156,8 @@ def _mode(path: Path) -> int | None:
     return stat.S_IMODE(found) if stat.S_ISREG(found) else None
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Wait until all files of a folder, and their names, are on the disk."""
     for path in folder.rglob("*"):
         if path.is_dir():
             _sync_directory(path)

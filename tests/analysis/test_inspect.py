@@ -60,12 +60,22 @@ def test_heads_of_minilm_have_r2_from_012_to_086_without_biases(minilm):
 
 
 @real_weights
-def test_the_lag_curves_of_minilm_are_told_by_few_gaussians(minilm):
+def test_the_heads_of_minilm_that_sense_position_are_fitted_well(minilm):
+    """Over all 1,023 lags the best 8 Gaussians had R^2 0.52 for the strongest head, BIC's 0.22."""
     from whence.analysis.fit import fit_heads
 
-    chosen = [one.chosen for one in fit_heads(minilm.heads)]
-    assert 2 <= np.median(chosen) <= 5
-    assert sum(kernels == 8 for kernels in chosen) <= 1
+    for head, one in zip(minilm.heads, fit_heads(minilm.heads), strict=True):
+        fit = one.fits[one.chosen - 1]
+        near = head.curve[np.abs(head.lag) <= fit.reach]
+        assert np.abs(fit.amplitude).max() <= 2.01 * np.ptp(near)
+        assert fit.r2 > 0.9 or not head.sensitive
+
+
+@real_weights
+def test_the_strongest_head_of_minilm_goes_by_lag_over_the_lengths_of_texts_alone(minilm):
+    head = minilm.heads[2]
+    close([head.r2, head.near.r2], [0.23, 0.86], 5e-3)
+    assert (head.near.start, head.near.stop) == (1, 64)
 
 
 @real_weights

@@ -242,7 +242,7 @@ def test_wrong_questions_get_one_clear_line(tmp_path: Path) -> None:
         lag_profiles(tmp_path / "nothing")
     model = tiny("bert")
     nn.init.constant_(model.encoder.layer[0].attention.self.query.bias, float("nan"))
-    with pytest.raises(ValueError, match="layer 0 has NaN logits"):
+    with pytest.raises(ValueError, match="layer 0 has NaN or infinite logits"):
         measure(model, TokenizedText(torch.randint(3, 60, (2, 9))))
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="2 layers and 0 softmaxes"):

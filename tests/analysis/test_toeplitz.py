@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whence.analysis.results import TableReport
 from whence.analysis.toeplitz import (
     diagonals,
     monotonicity,
@@ -130,9 +131,11 @@ def test_the_fit_has_r2_1_and_what_is_left_of_it_0(n, seed):
 
 
 @given(n=sizes, value=st.floats(-1e6, 1e6))
-def test_a_constant_matrix_is_toeplitz(n, value):
-    found = diagonals(np.full((n, n), value))
-    assert (found.r2(), found.r2(main=False)) == (1.0, 1.0)
+def test_a_constant_matrix_has_no_variance_and_no_r2(n, value):
+    matrix = np.full((n, n), value)
+    found = diagonals(matrix)
+    assert (found.r2(), found.r2(main=False)) == (None, None)
+    assert (found.strength(), symmetry(matrix), monotonicity(matrix)) == (0.0, None, None)
 
 
 def test_windows_leave_out_row_0_and_hold_rows_1_to_63():
@@ -157,7 +160,6 @@ def test_monotonicity_is_1_where_every_step_away_lowers_the_product():
     lag = np.arange(30)[None] - np.arange(30)[:, None]
     close(monotonicity(-np.abs(lag).astype(float)), 1.0)
     close(monotonicity(np.abs(lag).astype(float)), -1.0)
-    assert monotonicity(np.ones((5, 5))) == 0.0
 
 
 def test_symmetry_compares_the_two_sides_of_each_row():
@@ -216,9 +218,43 @@ def test_the_null_of_the_effective_dimensions_is_that_of_a_random_table():
     assert report(smooth).effective_dimensions < 3 < 25 < report(smooth).null_effective_dimensions
 
 
-def test_a_table_without_variance_is_measured_all_the_same():
-    found = report(np.ones((8, 3)))
-    assert (found.whole.r2, found.effective_dimensions, found.components_for_90) == (1.0, 0.0, 0)
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6])
+def test_a_table_without_variance_has_no_number_for_what_explains_it(value):
+    found = report(np.full((40, 3), value))
+    for part in (found.whole, *found.windows):
+        assert (part.r2, part.r2_off_diagonal) == (None, None)
+    assert (found.symmetry, found.monotonicity) == (None, None)
+    assert (found.effective_dimensions, found.components_for_90) == (None, None)
+    assert (found.components, found.explained.size) == ((), 0)
+    assert TableReport.from_json(found.to_json()).to_json() == found.to_json()
+    assert (found.whole.null_r2 is None) == (value == 0)
+
+
+def test_one_vector_a_position_leaves_nothing_to_explain_off_the_diagonal():
+    found = report(np.eye(8)).whole
+    assert (found.r2, found.r2_off_diagonal) == (pytest.approx(1.0), None)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("measure", [report, diagonals, monotonicity, symmetry])
+def test_a_number_that_is_none_is_refused_and_counted(measure, bad):
+    table = np.random.default_rng(0).normal(size=(8, 8))
+    table[3, 2] = bad
+    with pytest.raises(ValueError, match="has NaN or infinity in 1 of 64 numbers"):
+        measure(table)
+
+
+def test_vectors_too_long_for_their_products_and_tables_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="too large for float64"):
+        report(np.full((8, 4), 1e200))
+    with pytest.raises(ValueError, match="without dimensions"):
+        report(np.ones((8, 0)))
+    with pytest.raises(ValueError, match="has 0 positions"):
+        report(np.ones((0, 3)))
+    with pytest.raises(ValueError, match="without rows"):
+        diagonals(np.ones((0, 0)))
+    one = diagonals(np.ones((1, 1)))
+    assert (one.r2(), one.r2(main=False), symmetry(np.ones((1, 1)))) == (None, None, None)
 
 
 def test_a_table_of_two_rows_is_refused():

@@ -139,6 +139,27 @@ def test_models_are_shown_side_by_side_with_those_of_earlier_runs(
     assert len(list(out.glob("*.json"))) == 2
 
 
+def test_a_table_of_zeros_has_no_r2_in_words_json_and_page(tiny: Path, tmp_path: Path) -> None:
+    def empty(weights: dict[str, torch.Tensor]) -> None:
+        (name,) = (name for name in weights if "position_embeddings" in name)
+        weights[name].zero_()
+
+    flat = copied(tiny, tmp_path / "flat", empty)
+    result = run("inspect", flat, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stdout.split())
+    assert "undefined Toeplitzness of P, 0..31" in said
+    assert "all its vectors are the same" in said
+    assert "0 of 2 heads of layer 0 sense position" in said
+    assert "Gaussians" not in said
+    assert "undefined" in (tmp_path / "out" / "page.html").read_text()
+    (path,) = (tmp_path / "out").glob("*.json")
+    data = json.loads(path.read_text())
+    assert data["table"]["whole"]["r2"] is None
+    assert [fit["r2"] for fit in data["fits"][0]["fits"]] == [None] * len(data["fits"][0]["fits"])
+    assert run("report", tmp_path / "out").exit_code == 0
+
+
 def without_attention(weights: dict[str, torch.Tensor]) -> None:
     for name in [name for name in weights if "attention.self" in name]:
         del weights[name]

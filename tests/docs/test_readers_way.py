@@ -68,8 +68,10 @@ def device_modules(names: set[str]) -> set[str]:
 def way(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The files below `attend` of a training call with TISA, relative to src/whence.
 
-    The call is too long for the kernels for short sequences, and too short to be split.
+    The call is too short to be split, and too long for the kernels for short sequences, which are
+    told to stop at 16 tokens here: Triton's interpreter is slow.
     """
+    from whence.kernels.fused import short
     from whence.kernels.fused.plan import PLANS, Plan
 
     importlib.import_module("whence.kernels.fused.function")  # so that no import is in the way
@@ -81,9 +83,10 @@ def way(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         launch(plan, kernel, *arguments, **options)
 
     monkeypatch.setattr(Plan, "launch", noting)
+    monkeypatch.setattr(short, "LONGEST", 16)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 1, 65, 16, requires_grad=True) for _ in range(3))
-    bias = CurveBias(GAUSSIANS, 64, *((torch.randn(1, 2) / 32).requires_grad_() for _ in range(3)))
+    q, k, v = (torch.randn(1, 1, 17, 16, requires_grad=True) for _ in range(3))
+    bias = CurveBias(GAUSSIANS, 16, *((torch.randn(1, 2) / 32).requires_grad_() for _ in range(3)))
     PLANS.forget()
     files = entered(lambda: attend(q, k, v, bias=bias, backend="fused").sum().backward())
     PLANS.forget()
@@ -99,6 +102,5 @@ def test_the_design_page_names_the_files_of_a_training_call(way: set[str]) -> No
     assert set(re.findall(r"`((?:kernels|lag)/[\w/]+\.py)`", section)) == way
 
 
-@pytest.mark.xfail(strict=True, reason="it is 22 files; docs/design.md names them")
 def test_a_reader_needs_at_most_fifteen_files(way: set[str]) -> None:
     assert len(way) <= MOST, sorted(way)

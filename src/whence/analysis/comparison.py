@@ -28,7 +28,7 @@ class Point(Result):
     score: float | None
     whole: Toeplitzness
     near: Toeplitzness
-    effective_dimensions: float
+    effective_dimensions: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,14 @@ class Comparison(Result):
     points: tuple[Point, ...]
     correlations: tuple[Correlation, ...]  # empty without scores
 
+    def __post_init__(self) -> None:
+        require(len(self.points) > 1, "a Comparison is of two models or more.")
+        known = [(p.score, p.whole.r2, p.whole.r2_off_diagonal) for p in self.points]
+        require(
+            not self.correlations or all(None not in numbers for numbers in known),
+            "a Comparison with correlations needs a score and the R^2 of every model.",
+        )
+
 
 def compare(
     inspections: Sequence[Inspection], scores: Mapping[str, float] | None = None
@@ -75,11 +83,16 @@ def compare(
         "all rows": [point.whole.r2 for point in points],
         "all rows, without the main diagonal": [point.whole.r2_off_diagonal for point in points],
     }
-    correlations = [
-        correlate(name, kind, np.array(values), known)
-        for name, values in measures.items()
-        for kind in ("Pearson", "Spearman")
-    ]
+    correlations = []
+    for name, values in measures.items():
+        for point, value in zip(points, values, strict=True):
+            require(
+                value is not None,
+                f"{point.model} has no Toeplitzness of {name}: its P is constant there. Leave it "
+                "out, or the scores.",
+            )
+        numbers = np.array(values, dtype=np.float64)
+        correlations += [correlate(name, kind, numbers, known) for kind in ("Pearson", "Spearman")]
     return Comparison(tuple(points), tuple(correlations))
 
 

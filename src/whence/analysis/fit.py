@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from whence.analysis.gaussians import Floats, Problem, problem_of, project, solve
+from whence.analysis.gaussians import Floats, Problem, Solution, problem_of, solve
 from whence.analysis.json_result import Array
 from whence.analysis.results import Fit, HeadFits, HeadReport
 from whence.checks import at_least, require
 from whence.files import write_bytes
 from whence.methods.tisa import Tisa
 
+REACH = 64  # lags to either side that the fits of heads take: most text in training is that long
 FLOOR = 1e-6  # of the curve's deviation: float32 curves have no more digits than this
 TOGETHER = 4  # heads at once: more fall out of the cache
 
@@ -23,8 +24,9 @@ def fit_curve(
     """curve(lag) = level + sum_s a_s exp(-b_s (lag - c_s)^2), by least squares.
 
     The level is a constant that a softmax does not see. `weights` (the entries behind each value;
-    equal if None) multiply the squares. Deterministic; kernels come with the largest |a| first. A
-    constant curve has amplitudes 0 and R^2 1. The criterion is BIC, n log(residual^2) +
+    equal if None) multiply the squares. Deterministic; kernels come with the largest |a| first. No
+    |a| is above twice the range of the curve, which rules out pairs of large kernels that cancel.
+    A constant curve has amplitudes 0 and no R^2. The criterion is BIC, n log(residual^2) +
     (3 S + 1) log n over n lags, where a residual below a millionth of the curve's deviation counts
     as that millionth.
 
@@ -42,12 +44,16 @@ def fit_heads(
     heads: Sequence[HeadReport],
     *,
     most: int = 8,
+    reach: int = REACH,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[HeadFits, ...]:
-    """Fits for S = 1..most of every head's curve, and the S of the smallest BIC.
+    """Fits for S = 1..most of every head's curve at |lag| <= reach, and the S of the smallest BIC.
 
-    A lag counts as often as its diagonal has entries. A curve too short for `most` kernels is
-    fitted with as many as its lags allow. progress(done, all) is called after every few heads.
+    A lag counts as often as a text of reach + 1 tokens has it. Far lags are left out because few
+    texts have them, so that what a model says there is hardly trained: in all-MiniLM-L6-v2 the
+    curves go on as waves to both ends of the table, which only a kernel for each crest could fit.
+    A curve too short for `most` kernels is fitted with as many as its lags allow.
+    progress(done, all) is called after every few heads.
 
     The BIC is that of the head's matrix: n log(residual^2 + spread^2) + (3 S + 1) log n, the sum
     being the mean square of the matrix about the fit, spread and all. A curve is the smooth mean
@@ -55,22 +61,25 @@ def fit_heads(
     kernels without end. Against what no function of lag can explain they are soon not worth their
     price. n is the number of positions: each brings one vector, however many entries it is in.
     """
-    at_least(1, most=most)
+    at_least(1, most=most, reach=reach)
     groups: dict[bytes, list[int]] = {}
     for index, head in enumerate(heads):
         groups.setdefault(np.asarray(head.lag, dtype=float).tobytes(), []).append(index)
     results: dict[int, HeadFits] = {}
     for members in groups.values():  # of the same lags, fitted together
-        distance = np.abs(np.asarray(heads[members[0]].lag, dtype=float))
-        entries = distance.max(initial=0) + 1 - distance
-        kernels = max(1, min(most, (len(distance) - 1) // 3))
+        lag = np.asarray(heads[members[0]].lag, dtype=float)
+        n = int(np.abs(lag).max(initial=0)) + 1
+        near = np.abs(lag) <= reach
+        lag = lag[near]
+        entries = np.abs(lag).max(initial=0) + 1 - np.abs(lag)
+        kernels = max(1, min(most, (len(lag) - 1) // 3))
         for part in range(0, len(members), TOGETHER):
             together = members[part : part + TOGETHER]
-            curves = np.stack([np.asarray(heads[i].curve, dtype=float) for i in together])
-            spread = np.stack([np.asarray(heads[i].spread, dtype=float) for i in together])
+            curves = np.stack([np.asarray(heads[i].curve, dtype=float)[near] for i in together])
+            spread = np.stack([np.asarray(heads[i].spread, dtype=float)[near] for i in together])
             within = spread**2 @ entries / entries.sum()
-            problem = problem_of(heads[together[0]].lag, curves, entries, kernels)
-            found = _fits(problem, kernels, n=int(entries.max()), within=within)
+            problem = problem_of(lag, curves, entries, kernels)
+            found = _fits(problem, kernels, n=n, within=within)
             for i, fits in zip(together, found, strict=True):
                 chosen = min(fits, key=lambda fit: fit.criterion).kernels
                 results[i] = HeadFits(heads[i].layer, heads[i].head, fits, chosen)
@@ -164,33 +173,33 @@ def _padded(rows: Iterable[tuple[float, ...]], width: int, fill: float) -> Array
 def _fits(problem: Problem, most: int, *, n: int, within: Floats) -> list[tuple[Fit, ...]]:
     """For each curve, its fits with 1..most kernels; `within` is the variance about the curve."""
     by_kernels = [
-        [_fit(problem, p, shape, n, float(within[p])) for p, shape in enumerate(shapes)]
-        for shapes in solve(problem, most)
+        [_fit(problem, p, solution, n, float(within[p])) for p, solution in enumerate(solutions)]
+        for solutions in solve(problem, most)
     ]
     return list(zip(*by_kernels, strict=True))
 
 
-def _fit(problem: Problem, p: int, shape: Floats, n: int, within: float) -> Fit:
-    s, lags = shape.shape[-1], len(problem.lag)
+def _fit(problem: Problem, p: int, solution: Solution, n: int, within: float) -> Fit:
+    s, left = len(solution.amplitude), solution.left  # left of a curve with variance 1
     deviation, mean = float(problem.deviation[p]), float(problem.mean[p])
     if deviation == 0:
         none, floor = (0.0,) * s, FLOOR * max(abs(mean), 1.0)
-        return Fit(s, none, (1.0,) * s, none, mean, 0.0, 1.0, _bic(floor**2 + within, n, s))
-    _, residual, linear, *_ = project(problem, p, shape)
-    left = float(residual[:lags] @ residual[:lags])  # of a curve with variance 1
-    amplitude = linear[:s] * deviation
+        bic = _bic(floor**2 + within, n, s)
+        return Fit(s, none, (1.0,) * s, none, mean, 0.0, None, bic, problem.reach)
+    amplitude = solution.amplitude * deviation
     order = np.argsort(-np.abs(amplitude), kind="stable")
-    sharpness = np.exp(shape[0]) / problem.half**2
-    offset = shape[1] * problem.half + problem.middle
+    sharpness = np.exp(solution.shape[0]) / problem.half**2
+    offset = solution.shape[1] * problem.half + problem.middle
     return Fit(
         kernels=s,
         amplitude=tuple(amplitude[order].tolist()),
         sharpness=tuple(sharpness[order].tolist()),
         offset=tuple(offset[order].tolist()),
-        level=float(linear[s]) * deviation + mean,
+        level=solution.level * deviation + mean,
         residual=deviation * left**0.5,
         r2=1 - left,
         criterion=_bic(max(left, FLOOR**2) * deviation**2 + within, n, s),
+        reach=problem.reach,
     )
 
 

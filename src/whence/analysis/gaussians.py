@@ -13,7 +13,8 @@ from whence.checks import require
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 SHARPEST = 8.0  # at one lag from its centre such a kernel is 3e-4: sharper ones look the same
-RIDGE = 1e-10  # on amplitudes; keeps two near-equal kernels from growing large and opposite
+TALLEST = 2.0  # an amplitude is at most so many times the range of the curve
+RIDGE = 1e-4  # of a kernel's own square, while descending: keeps opposite pairs from growing
 BEAM, STARTS = 3, 6
 GLANCE, STEPS, POLISH = 8, 40, 50
 FAR = 300.0  # a long step of the polish, which has no bounds, may not overflow the exponential
@@ -28,8 +29,14 @@ class Problem:
     curve: Floats  # [p, l] times the root
     mean: Floats  # [p]
     deviation: Floats  # [p]; 0 for a constant curve
+    tallest: Floats  # [p] the largest amplitude, in deviations
     middle: float
     half: float  # half the range of lags: the unit of width
+
+    @property
+    def reach(self) -> float:
+        """The largest |lag|."""
+        return abs(self.middle) + self.half
 
     @property
     def bounds(self) -> Floats:
@@ -64,24 +71,46 @@ def problem_of(lag: ArrayLike, curves: ArrayLike, weights: ArrayLike | None, mos
     deviation[deviation <= 1e-7 * np.abs(y).max(axis=1)] = 0  # rounding of a float32 constant
     middle, half = float(x.max() + x.min()) / 2, float(x.max() - x.min()) / 2
     scaled = (y - mean[:, None]) / np.where(deviation > 0, deviation, 1)[:, None]
-    root = np.sqrt(w)
-    return Problem((x - middle) / half, root, scaled * root, mean, deviation, middle, half)
+    root, tallest = np.sqrt(w), TALLEST * np.ptp(scaled, axis=1)
+    return Problem((x - middle) / half, root, scaled * root, mean, deviation, tallest, middle, half)
 
 
-def solve(problem: Problem, most: int) -> Iterator[list[Floats]]:
-    """For S = 1..most in turn, the best shape [2, s] of each curve, polished by scipy.
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """S kernels of one curve, in the units of its problem, and the sum of squares they leave."""
 
-    A shape is the kernels' log sharpnesses and their centres. A beam of the best solutions with
-    S - 1 kernels grows by the atoms that help each the most, for all curves at once.
+    shape: Floats  # [2, s] log sharpnesses and centres
+    amplitude: Floats  # [s]
+    level: float
+    left: float
+
+    def with_idle_kernel(self) -> "Solution":
+        """The same curve, of one kernel more."""
+        shape = np.concatenate([self.shape, self.shape[:, -1:]], axis=1)
+        return Solution(shape, np.append(self.amplitude, 0.0), self.level, self.left)
+
+
+def solve(problem: Problem, most: int) -> Iterator[list[Solution]]:
+    """For S = 1..most in turn, the best solution of each curve, polished by scipy.
+
+    A beam of the best shapes with S - 1 kernels grows by the atoms that help each the most, for
+    all curves at once. No amplitude is beyond `tallest`: two wide kernels almost in one place,
+    large and opposite, make the derivative of one, which fits a little better and means nothing.
     """
     atoms = _atoms(problem)
     columns = _gaussians(problem, atoms.T[:, :, None])[0][:, 0] * problem.root
     beam = np.empty((len(problem.curve), 1, 2, 0))  # [p, beam, 2, s]
+    before: list[Solution] = []
     for _ in range(most):
         starts = _grown(problem, beam, atoms, columns)
         hopeful = _best(*_descend(problem, starts, GLANCE), 2 * BEAM)
         beam = _best(*_descend(problem, hopeful, STEPS), BEAM)
-        yield [_polished(problem, p, shapes[0]) for p, shapes in enumerate(beam)]
+        new = [_polished(problem, p, shapes[0]) for p, shapes in enumerate(beam)]
+        if before:  # a kernel more is never worse
+            pairs = zip(before, new, strict=True)
+            new = [one if one.left <= old.left else old.with_idle_kernel() for old, one in pairs]
+        before = new
+        yield new
 
 
 def _atoms(problem: Problem) -> Floats:
@@ -98,9 +127,9 @@ def _atoms(problem: Problem) -> Floats:
 def _grown(problem: Problem, beam: Floats, atoms: Floats, columns: Floats) -> Floats:
     """Each solution of a beam plus each of the few atoms that lower its residual the most."""
     p, k, _, s = beam.shape
-    solved = [project(problem, i, shape) for i in range(p) for shape in beam[i]]
+    solved = [_project(problem, i, shape) for i in range(p) for shape in beam[i]]
     n = len(problem.lag)
-    sides = np.stack([np.column_stack([basis, left])[:n] for basis, left, *_ in solved], axis=1)
+    sides = np.stack([np.column_stack([basis, left]) for basis, left, *_ in solved], axis=1)
     along = (columns @ sides.reshape(n, -1)).reshape(-1, p * k, s + 2) ** 2
     norm = (columns**2).sum(axis=1)[:, None] - along[..., :-1].sum(axis=2)
     gain = along[..., -1] / np.maximum(norm, 1e-9)
@@ -187,7 +216,8 @@ def _normal(problem: Problem, shape: Floats, curve: Floats) -> tuple[Floats, Flo
     gram = parts @ parts.transpose(0, 2, 1)
     onto = (parts @ curve[:, :, None])[:, :, 0]
     fixed, cross = gram[:, : s + 1, : s + 1].copy(), gram[:, : s + 1, s + 1 :]
-    fixed[:, range(s), range(s)] += RIDGE
+    own = fixed[:, range(s), range(s)]
+    fixed[:, range(s), range(s)] += RIDGE * own + 1e-10  # one between two lags is all 0
     solved = np.linalg.solve(fixed, np.concatenate([onto[:, : s + 1, None], cross], axis=2))
     linear, undone = solved[:, :, 0], solved[:, :, 1:]
     amplitude = np.tile(linear[:, :s], 2)
@@ -197,41 +227,68 @@ def _normal(problem: Problem, shape: Floats, curve: Floats) -> tuple[Floats, Flo
     return np.maximum(cost, 0), slope, bend * amplitude[:, :, None] * amplitude[:, None, :]
 
 
-def project(
+def _project(
     problem: Problem, p: int, shape: Floats
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """One curve's amplitudes and level solved for by QR: basis, residual, solution, derivatives.
-
-    The last rows of basis and residual are the ridge on the amplitudes.
-    """
-    s, n = shape.shape[-1], len(problem.lag)
+    """One curve's amplitudes and level solved for by QR: basis, residual, solution, derivatives."""
+    s = shape.shape[-1]
     kernel, by_sharpness, by_centre = _gaussians(problem, shape)
-    design = np.zeros((n + s, s + 1))
-    design[:n, :s] = (kernel * problem.root).T
-    design[:n, s] = problem.root
-    design[n:, :s] = np.sqrt(RIDGE) * np.eye(s)
-    target = np.concatenate([problem.curve[p], np.zeros(s)])
+    design = np.empty((len(problem.lag), s + 1))
+    design[:, :s] = (kernel * problem.root).T
+    design[:, s] = problem.root
     basis, upper = np.linalg.qr(design)
-    along = basis.T @ target
-    linear = np.linalg.solve(upper, along)
-    return basis, target - basis @ along, linear, by_sharpness, by_centre
+    along = basis.T @ problem.curve[p]
+    linear = np.linalg.lstsq(upper, along, rcond=1e-12)[0]  # two kernels may be the same one
+    return basis, problem.curve[p] - design @ linear, linear, by_sharpness, by_centre
 
 
-def _polished(problem: Problem, p: int, shape: Floats) -> Floats:
-    """The minimum next to this shape, to the last digits."""
-    s, n = shape.shape[-1], len(problem.lag)
+def _polished(problem: Problem, p: int, shape: Floats) -> Solution:
+    """The minimum next to this shape, to the last digits, within the bounds."""
+    s = shape.shape[-1]
 
     def residual(flat: Floats) -> Floats:
-        return project(problem, p, flat.clip(-FAR, FAR).reshape(2, s))[1]
+        return _project(problem, p, flat.clip(-FAR, FAR).reshape(2, s))[1]
 
     def jacobian(flat: Floats) -> Floats:
-        basis, _, linear, *by = project(problem, p, flat.clip(-FAR, FAR).reshape(2, s))
-        change = np.zeros((n + s, 2 * s))
-        change[:n] = np.concatenate([d * linear[:s, None] * problem.root for d in by]).T
-        return basis @ (basis.T @ change) - change
+        basis, _, linear, *by = _project(problem, p, flat.clip(-FAR, FAR).reshape(2, s))
+        change = np.concatenate([d * linear[:s, None] * problem.root for d in by]).T
+        less: Floats = basis @ (basis.T @ change) - change
+        return less
 
     found = least_squares(residual, shape.ravel(), jacobian, method="lm", max_nfev=POLISH)
     low, high = problem.bounds[:, :, None]
     polished: Floats = found.x.reshape(2, s)
+    _, left, linear, *_ = _project(problem, p, polished)
     inside = bool(((low <= polished) & (polished <= high)).all())
-    return polished if inside else shape
+    if inside and np.abs(linear[:s]).max() <= problem.tallest[p]:
+        return Solution(polished, linear[:s], float(linear[s]), float(left @ left))
+    return _bounded(problem, p, shape)
+
+
+def _bounded(problem: Problem, p: int, shape: Floats) -> Solution:
+    """The minimum next to this shape where the bounds hold it: in all parameters at once."""
+    s, tallest = shape.shape[-1], problem.tallest[p]
+
+    def sides(flat: Floats) -> tuple[Floats, Floats]:
+        kernel, by_sharpness, by_centre = _gaussians(problem, flat[: 2 * s].reshape(2, s))
+        amplitude = flat[2 * s : 3 * s, None]
+        rows = (by_sharpness * amplitude, by_centre * amplitude, kernel, np.ones_like(kernel[:1]))
+        made = (amplitude * kernel).sum(axis=0) + flat[3 * s]
+        return made * problem.root - problem.curve[p], (np.concatenate(rows) * problem.root).T
+
+    low, high = np.repeat(problem.bounds, s, axis=1)
+    low = np.concatenate([low, np.full(s, -tallest), [-np.inf]])
+    high = np.concatenate([high, np.full(s, tallest), [np.inf]])
+    linear = _project(problem, p, shape)[2]
+    start = np.clip(np.concatenate([shape.ravel(), linear]), low, high)
+    found = least_squares(
+        lambda flat: sides(flat)[0],
+        start,
+        lambda flat: sides(flat)[1],
+        bounds=(low, high),
+        x_scale="jac",
+        max_nfev=POLISH,
+    )
+    flat: Floats = found.x
+    shape, amplitude = flat[: 2 * s].reshape(2, s), flat[2 * s : 3 * s]
+    return Solution(shape, amplitude, float(flat[3 * s]), float(found.fun @ found.fun))

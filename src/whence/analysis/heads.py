@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from whence.analysis.results import HeadReport
+from whence.analysis.results import HeadReport, Toeplitzness
 from whence.analysis.stack_reader import StackReader
-from whence.analysis.toeplitz import Diagonals, diagonals, random_table
+from whence.analysis.toeplitz import FEWEST_ROWS, Diagonals, diagonals, random_table
 from whence.checks import require
 
 CORNER = 128  # the largest corner of a matrix that a report keeps
+NEAR = 64  # positions that most texts in training have
 SENSITIVE = 0.1  # of the strongest head's curve
 
 
@@ -24,7 +25,7 @@ def head_reports(
     model's measures take the lags <= 0 alone; its matrix is shown whole. The null of R^2 is that of
     one random table with the same row norms, read by the same head.
     """
-    causal = reader.stack.causal
+    causal = reader.causal
     scores = positional_attention(reader, layer, biases=biases)
     nulls = positional_attention(reader, layer, biases=biases, random=np.random.default_rng(0))
     return sensitive(
@@ -32,10 +33,20 @@ def head_reports(
             dataclasses.replace(
                 report(matrix, layer, head, biases, causal=causal),
                 null_r2=diagonals(null, causal=causal).r2(),
+                near=_near(matrix, causal),
             )
             for head, (matrix, null) in enumerate(zip(scores, nulls, strict=True))
         ]
     )
+
+
+def _near(matrix: Float[np.ndarray, "n n"], causal: bool) -> Toeplitzness | None:
+    """The same over the positions that most texts in training have, without row 0."""
+    stop = min(NEAR, len(matrix))
+    if stop - 1 < FEWEST_ROWS:
+        return None
+    found = diagonals(matrix[1:stop, 1:stop], causal=causal)
+    return Toeplitzness(1, stop, found.r2(), found.r2(main=False), None, None)
 
 
 def positional_attention(
@@ -83,7 +94,7 @@ def stated(
     head: int,
     biases: bool,
 ) -> HeadReport:
-    """The report of a curve that a model states itself: R^2 is 1 and nothing spreads.
+    """The report of a curve that a model states itself: nothing spreads, so R^2 is 1.
 
     Lags go in ones from -reach to reach, or to 0 for a causal model; its matrix has 0 above.
     """

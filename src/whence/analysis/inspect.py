@@ -168,6 +168,11 @@ def inspect_table_and_heads(
         notes += _head_notes(reader, layer, biases)
     say("curves that the model states", 0.9)
     relative = relative_reports(reader, layer=layer)
+    if reader.own is not None and not relative and vectors is None:
+        notes.append(
+            f"what {reader.own.spec} adds depends on the content, so that its weights alone state "
+            "no curve; a profile measures it"
+        )
     if relative and relative[0].with_biases:
         notes.append("the stated curves are what the biases b_Q and b_K make without any content")
     return report, heads, relative, notes
@@ -194,14 +199,17 @@ def _head_notes(reader: StackReader, layer: int, biases: bool) -> list[str]:
             f"F of layer {layer} reads the table through that layer's weights, as if the layers "
             "before it passed it on unchanged"
         )
-    if reader.stack.causal:
+    if reader.causal:
         notes.append("the model is causal: curves and R^2 of its heads are of the lags <= 0 alone")
     return notes
 
 
 def _facts(reader: StackReader, table: TableReport | None, sha256: str) -> ModelFacts:
-    parts = ["table"] if table is not None else []
-    if reader.stack.relative is not None:
+    own = reader.own
+    parts = ["table"] if table is not None and (own is None or own.keeps_table) else []
+    if own is not None:
+        parts.append(own.spec)
+    elif reader.stack.relative is not None:
         parts.append(RULES[type(reader.stack.relative)])
     return ModelFacts(
         name=reader.checkpoint.name,

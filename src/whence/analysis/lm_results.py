@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from whence.analysis.json_result import Array, Result
+from whence.analysis.json_result import AGAIN, Array, Result
 from whence.analysis.results import Toeplitzness
+from whence.checks import require
 
 EMPTY = np.zeros(0, np.float32)
 SCRATCH, SLIDING = "from scratch", "sliding"
@@ -48,6 +49,14 @@ class LagView(Result):
     lag: Array  # [l] lag = key - query
     before: Array  # [h, l]
     after: Array  # [h, l]
+
+    def __post_init__(self) -> None:
+        shapes = [list(part.shape) for part in (self.lag, self.before, self.after)]
+        require(
+            self.before.shape == self.after.shape == (*self.after.shape[:1], *self.lag.shape)
+            and self.lag.ndim == 1,
+            f"a LagView needs lags [l] and values [h, l] before and after, got {shapes}. {AGAIN}",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +114,27 @@ class Language(Result):
     machine: dict[str, Any]
     jobs: tuple[Job, ...]
     tuning: tuple[Tuning, ...] = ()
+
+    def check(self) -> "Language":
+        """These results, if a page can be made of them; a file may hold any config."""
+        config = self.config
+        for name in ("train_length", "n_layers", "n_heads", "d_model", "steps", "batch"):
+            _need(name, config.get(name), type(config.get(name)) is int, "a whole number")
+        for name in ("task", "objective"):
+            _need(name, config.get(name), isinstance(config.get(name), str), "text")
+        for name, kinds in (("eval_lengths", (int,)), ("learning_rates", (int, float))):
+            values = config.get(name, [] if name == "learning_rates" else None)
+            plain = isinstance(values, list | tuple) and all(type(x) in kinds for x in values)
+            _need(name, values, plain, "a list of numbers")
+        home, lengths = config["train_length"], config["eval_lengths"]
+        _need("eval_lengths", lengths, home in lengths, f"a list with train_length, {home},")
+        tokens = str(self.data.get("train_tokens", 0))
+        require(
+            tokens.isdecimal(),
+            f"Language.data['train_tokens'] must be a whole number, got {tokens[:36]}. {AGAIN}",
+        )
+        require(len(self.jobs) > 0, f"Language.jobs is empty: nothing was trained. {AGAIN}")
+        return self
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -191,6 +221,11 @@ def _row(results: Language, method: str) -> Row:
         tuple(reasons),
         jobs[0].learning_rate,
     )
+
+
+def _need(name: str, value: Any, condition: bool, what: str) -> None:
+    got = repr(value) if len(repr(value)) <= 40 else f"a {type(value).__name__}"
+    require(condition, f"Language.config[{name!r}] must be {what}, got {got}. {AGAIN}")
 
 
 def mean(values: list[float]) -> Mean:

@@ -14,6 +14,7 @@ from scipy.stats import t as student
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from whence.analysis.own_models import NATIVE, SEQ2SEQ
 from whence.analysis.results import LagProfile
 from whence.analysis.tokenized_text import SHORTEST, TokenizedText, tokenized_text
 from whence.checks import at_least, require
@@ -73,8 +74,9 @@ def measure(
     logit[i, j] = row[i] + mean[j - i] + content, by least squares over rows and lags together.
     (The mean of centred rows would not do: a row near the left end holds other lags than one near
     the right.) The mean over all entries is 0. The band is Student's, over pieces. `explained` is
-    the share of the variance within rows that the mean takes up; about lags / logits of it is
-    chance. A lag that the model masks (a later key of a causal model) is not there.
+    the share of the variance within rows that the mean takes up, None where nothing varies; about
+    lags / logits of it is chance. A lag that the model masks (a later key of a causal model) is
+    not there.
     """
     kept = slice(text.before, text.ids.shape[1] - text.after)
     depth = n_layers(stack)
@@ -133,16 +135,20 @@ class _ByLag:
 
 def _by_lag(logits: Float[Tensor, "h n n"], layer: int) -> _ByLag:
     require(
-        not bool(logits.isnan().any()),
-        f"layer {layer} has NaN logits: the weights are damaged or the text overflows them.",
+        not bool((logits.isnan() | logits.isposinf()).any()),
+        f"layer {layer} has NaN or infinite logits: the weights are damaged or the text overflows "
+        "them.",
     )
     there = (logits > torch.finfo(logits.dtype).min / 4).all(dim=0)  # a mask is -3e38 or -inf
     filled = logits.double().where(there, 0)
     mean = filled.sum(dim=2, keepdim=True) / there.sum(dim=1, keepdim=True).clamp(min=1)
     centred = (filled - mean).where(there, 0)
+    squares = centred.square().sum(dim=(1, 2))
+    rounding = (1e-6 * filled.abs().amax(dim=(1, 2))).square() * there.sum()
+    squares = squares.where(squares > rounding, 0)  # what float32 leaves of a constant varies not
     return _ByLag(
         skewed(centred).sum(dim=1).numpy(),
-        centred.square().sum(dim=(1, 2)).numpy(),
+        squares.numpy(),
         skewed(there[None].double())[0].numpy(),
     )
 
@@ -170,7 +176,7 @@ def _profiles(
     error = curves.std(axis=0, ddof=1) / math.sqrt(len(pieces))
     band = student.ppf((1 + CONFIDENCE) / 2, len(pieces) - 1) * error
     squares = np.sum([piece.squares for piece in pieces], axis=0)
-    explained = (mean * sums.sum(axis=0)).sum(axis=1) / np.where(squares > 0, squares, 1)
+    taken = (mean * sums.sum(axis=0)).sum(axis=1)
     lag = np.flatnonzero(seen) - (len(entries) - 1)
     for head in range(len(mean)):
         yield LagProfile(
@@ -180,7 +186,7 @@ def _profiles(
             mean=mean[head].astype(np.float32),
             low=(mean - band)[head].astype(np.float32),
             high=(mean + band)[head].astype(np.float32),
-            explained=float(explained[head]),
+            explained=float(taken[head] / squares[head]) if squares[head] > 0 else None,
             n_tokens=tokens,
         )
 
@@ -232,11 +238,15 @@ def _loaded(name: str) -> Any:
     """The stack of layers that reads text, with eager attention, in float32, from safetensors."""
     import transformers
 
+    import whence.models  # noqa: F401  which the Auto classes then know
+
     try:
+        # Ours must hand logits to a softmax, as eager attention of transformers does.
+        own = transformers.AutoConfig.from_pretrained(name).model_type in (NATIVE, SEQ2SEQ)
         with torch.random.fork_rng(devices=[]):  # an absent pooler is filled with random numbers
             model, report = transformers.AutoModel.from_pretrained(
                 name,
-                attn_implementation="eager",
+                **({"backend": "reference"} if own else {"attn_implementation": "eager"}),
                 dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,

@@ -25,10 +25,25 @@ def relative_reports(reader: StackReader, *, layer: int = 0) -> tuple[HeadReport
 
     T5, MPNet: the bucket table. BLOOM: ALiBi's slopes. RoPE and DeBERTa turn content, so what is
     stated without any is what the biases b_Q and b_K make: of RoPE b_Q . R(lag) b_K * scale, of
-    DeBERTa (b_Q . K[lag] + b_K . Q[lag]) * scale. A constant over lags is left in.
+    DeBERTa (b_Q . K[lag] + b_K . Q[lag]) * scale. A constant over lags is left in. Of a model with
+    a method of this library it is what that method adds, if content has no say in it.
     """
     reader.check_layer(layer)
     rule, of_biases = reader.stack.relative, False
+    if reader.own is not None:
+        added = reader.own.curves(
+            layer,
+            n_heads=reader.n_heads,
+            d_head=reader.d_head,
+            causal=reader.causal,
+            reach=REACH,
+        )
+        if added is None:
+            return ()
+        curves, lag = added
+        return sensitive(
+            [stated(curve, lag, layer, head, False) for head, curve in enumerate(curves)]
+        )
     if isinstance(rule, T5Bias):
         curves, lag = _t5(reader, rule, layer)
     elif isinstance(rule, AlibiBias):

@@ -1,8 +1,12 @@
-"""What the instruments find in a model, as frozen results: the fields say what each number is."""
+"""What the instruments find in a model, as frozen results: the fields say what each number is.
+
+A number that does not exist is None: the share of variance explained where nothing varies.
+"""
 
 from dataclasses import dataclass
 
-from whence.analysis.json_result import Array, Result
+from whence.analysis.json_result import AGAIN, Array, Result, one_length
+from whence.checks import require
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +33,16 @@ class Toeplitzness(Result):
 
     start: int  # positions start..stop - 1, [CLS] standing at 0
     stop: int
-    r2: float
-    r2_off_diagonal: float
+    r2: float | None
+    r2_off_diagonal: float | None
     null_r2: float | None
     null_r2_off_diagonal: float | None
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.start < self.stop,
+            f"Toeplitzness is of positions start..stop - 1, got {self.start} and {self.stop}.",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +54,10 @@ class Component(Result):
     frequency: Array  # [f] cycles a position
     power: Array  # [f] share of its power at each frequency
 
+    def __post_init__(self) -> None:
+        one_length("Component", values=self.values)
+        one_length("Component", frequency=self.frequency, power=self.power)
+
 
 @dataclass(frozen=True, eq=False)
 class TableReport(Result):
@@ -54,13 +68,19 @@ class TableReport(Result):
     gram: Array  # [n, n]
     whole: Toeplitzness
     windows: tuple[Toeplitzness, ...]  # as a function of the window
-    monotonicity: float  # in [-1, 1]: does the inner product fall with distance?
-    symmetry: float  # in [0, 1]: is P's lag curve the same to both sides, diagonal by diagonal
-    effective_dimensions: float  # participation ratio of the principal components
-    null_effective_dimensions: float  # of a random table with the same row norms
-    components_for_90: int  # components that explain nine tenths of the variance
-    explained: Array  # [d] share of the variance of every component
+    monotonicity: float | None  # in [-1, 1]: does the inner product fall with distance?
+    symmetry: (
+        float | None
+    )  # in [0, 1]: is P's lag curve the same to both sides, diagonal by diagonal
+    effective_dimensions: float | None  # participation ratio of the principal components
+    null_effective_dimensions: float | None  # of a random table with the same row norms
+    components_for_90: int | None  # components that explain nine tenths of the variance
+    explained: Array  # [d] share of the variance of every component; empty if all rows are one
     components: tuple[Component, ...]  # the leading ones
+
+    def __post_init__(self) -> None:
+        _square("TableReport.gram", self.gram)
+        require(self.explained.ndim == 1, f"TableReport.explained must be a vector. {AGAIN}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +94,16 @@ class HeadReport(Result):
     lag: Array  # [l] lag = key - query
     curve: Array  # [l] mean of each diagonal
     spread: Array  # [l] standard deviation along each diagonal
-    r2: float
-    r2_off_diagonal: float
+    r2: float | None
+    r2_off_diagonal: float | None
     strength: float  # deviation of the curve over lags, in logits
     sensitive: bool  # to position: the rule is in the code's docstring
     null_r2: float | None = None  # of a random table read by the same head; None for a stated curve
+    near: Toeplitzness | None = None  # of the first positions alone; None for a stated curve
+
+    def __post_init__(self) -> None:
+        _square("HeadReport.matrix", self.matrix)
+        one_length("HeadReport", lag=self.lag, curve=self.curve, spread=self.spread)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +116,11 @@ class LagProfile(Result):
     mean: Array
     low: Array  # 95% confidence band of the mean, over independent pieces of text
     high: Array
-    explained: float  # share of the logits' variance that lag explains
+    explained: float | None  # share of the logits' variance that lag explains
     n_tokens: int
+
+    def __post_init__(self) -> None:
+        one_length("LagProfile", lag=self.lag, mean=self.mean, low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +133,17 @@ class Fit(Result):
     offset: tuple[float, ...]
     level: float  # a constant, which a softmax does not see, fitted along and left out of TISA
     residual: float  # root mean square of what is left
-    r2: float
+    r2: float | None  # None for a constant curve
     criterion: float  # BIC, the spread about the curve counted: smaller is better
+    reach: float | None = None  # the largest |lag| that was fitted; None in files that do not say
+
+    def __post_init__(self) -> None:
+        sizes = [len(part) for part in (self.amplitude, self.sharpness, self.offset)]
+        require(
+            sizes == [self.kernels] * 3 and self.kernels > 0,
+            f"a Fit of {self.kernels} kernels needs as many amplitudes, sharpnesses and offsets, "
+            f"got {sizes}.",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +154,12 @@ class HeadFits(Result):
     head: int
     fits: tuple[Fit, ...]
     chosen: int  # the S picked
+
+    def __post_init__(self) -> None:
+        known = [fit.kernels for fit in self.fits]
+        require(
+            self.chosen in known, f"there is no fit with the chosen S = {self.chosen}: {known}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,3 +174,15 @@ class Inspection(Result):
     fits: tuple[HeadFits, ...]
     notes: tuple[str, ...]
     versions: dict[str, str]
+
+
+def _square(name: str, matrix: Array) -> None:
+    require(
+        matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0,
+        f"{name} must be a square matrix, got the shape {list(matrix.shape)}. {AGAIN}",
+    )
+
+
+def worded(value: float | None, form: str = ".3f") -> str:
+    """A number as text, and a word where there is none."""
+    return "undefined" if value is None else format(value, form)

@@ -1,11 +1,13 @@
 """Reads a stack of a checkpoint by its family's row: sizes, position table, W_Q and W_K."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float
 
 from whence.analysis.checkpoint import Checkpoint, Doubles
+from whence.analysis.own_models import OwnPosition, attached_to, native_family, own_position
 from whence.analysis.toeplitz import FEWEST_ROWS
 from whence.checks import require
 from whence.families import INSPECTABLE, Family, Stack
@@ -56,14 +58,47 @@ class StackReader:
             return self._size(self.stack.head_size)
         return self.d_model // self.n_heads
 
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees no later key: always, or because the config says so."""
+        return self.stack.causal or bool(self.checkpoint.config.get("is_decoder", False))
+
+    @cached_property
+    def own(self) -> OwnPosition | None:
+        """The method of this library that the model has, with its numbers."""
+        return own_position(self)
+
     def scale(self, layer: int) -> float:
         """What the model multiplies q.k with."""
         return self.stack.scale(self.checkpoint.config, self.d_head, layer)
 
     def table(self) -> Doubles | None:
-        """The rows of the table that are positions, as stored; None for a model without one."""
+        """The rows of the table that are positions, as stored; None for a model without one.
+
+        Where a method of this library adds vectors to the input, they are the table, or are added
+        to it.
+        """
+        stored, own = self._stored_table(), self.own
+        if own is None:
+            return stored
+        kept = stored if own.keeps_table else None
+        length = self.checkpoint.config.get("max_position_embeddings", 512)
+        added = own.vectors(length - self.stack.first_row(self.checkpoint.config))
+        if kept is None or added is None:
+            return added if kept is None else kept
+        require(
+            kept.shape == added.shape,
+            f"the table of {self.checkpoint.name} has the shape {list(kept.shape)}, and "
+            f"{own.spec} adds vectors of the shape {list(added.shape)} beside it.",
+        )
+        total: Doubles = kept + added
+        return total
+
+    def _stored_table(self) -> Doubles | None:
         config = self.checkpoint.config
         if not self.stack.table or not self.stack.has_table(config):
+            return None
+        if self.own is not None and not self.own.keeps_table:  # nor need it be in the file
             return None
         name = self._need(self.stack.table + ".weight")
         table, first = self.checkpoint.tensor(name), self.stack.first_row(config)
@@ -207,7 +242,10 @@ def read_stack(checkpoint: Checkpoint, *, stack: str | None = None) -> StackRead
 
 def family_of(checkpoint: Checkpoint) -> Family:
     """The row for a checkpoint; an unknown one says what was found and how to add a row."""
-    kind = checkpoint.config.get("model_type")
+    native = native_family(checkpoint.config)
+    if native is not None:
+        return native
+    kind = attached_to(checkpoint.config) or checkpoint.config.get("model_type")
     if isinstance(kind, str) and kind in INSPECTABLE:
         return INSPECTABLE[kind]
     names = sorted(checkpoint.names)

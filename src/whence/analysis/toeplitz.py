@@ -23,15 +23,15 @@ class Diagonals:
     mean: Doubles
     squares: Doubles  # sum of squared deviations from the diagonal's mean
 
-    def r2(self, *, main: bool = True) -> float:
+    def r2(self, *, main: bool = True) -> float | None:
         """1 - SS(P - fit) / SS(P - mean P); `main` False leaves the main diagonal out of both.
 
         The best Toeplitz fit in least squares puts its mean on each diagonal. A matrix without any
-        variance is Toeplitz: 1.
+        variance has none to explain: None.
         """
         left, between = self._sums(main)
         total = left + between
-        return 1.0 if total <= 0 else float(between / total)
+        return None if total <= 0 else float(between / total)
 
     def strength(self) -> float:
         """Standard deviation of the fit over all cells: what lag alone does to a number."""
@@ -58,6 +58,8 @@ class Diagonals:
 def diagonals(matrix: Float[np.ndarray, "n n"], *, causal: bool = False) -> Diagonals:
     """The diagonals in one pass; `causal` keeps the lags <= 0, all that such a model sees."""
     n = len(matrix)
+    require(n > 0, "a matrix without rows has no diagonals.")
+    check_finite(matrix, "the matrix")
     lag = np.arange(1 - n, 1 if causal else n).astype(np.float64)
     count = n - np.abs(lag)
     by_lag = skewed(matrix)[:, : len(lag)]
@@ -66,6 +68,16 @@ def diagonals(matrix: Float[np.ndarray, "n n"], *, causal: bool = False) -> Diag
     inside = skewed(np.ones((n, n)))[:, : len(lag)]
     squares = ((by_lag - mean) ** 2 * inside).sum(axis=0)
     return Diagonals(lag, count, mean, squares)
+
+
+def check_finite(values: Doubles, what: str) -> None:
+    """Refuse NaN and infinity: no measure of such numbers would be one."""
+    bad = int((~np.isfinite(values)).sum())
+    require(
+        bad == 0,
+        f"{what} has NaN or infinity in {bad} of {values.size} numbers: the training diverged, the "
+        "numbers are too large for float64, or the file is damaged.",
+    )
 
 
 def skewed(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n lags"]:
@@ -82,14 +94,16 @@ def skewed(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n lags"]:
     return flat.reshape(n, 2 * n - 1)
 
 
-def monotonicity(gram: Float[np.ndarray, "n n"]) -> float:
+def monotonicity(gram: Float[np.ndarray, "n n"]) -> float | None:
     """Does the inner product fall with distance? (Wang et al. 2021, position embeddings in BERT.)
 
     Minus Spearman's rank correlation of P[i, j] and |i - j| in each row i without its diagonal
     cell, averaged over the rows: 1 where every step away lowers it, about 0 for a random table.
+    Rows of one value have no ranks and are left out; None if all are so.
     """
     from scipy.stats import rankdata
 
+    check_finite(gram, "the matrix")
     n = len(gram)
     off = ~np.eye(n, dtype=bool)
     distance = np.abs(np.arange(n)[None] - np.arange(n)[:, None]).astype(np.float64)
@@ -98,25 +112,28 @@ def monotonicity(gram: Float[np.ndarray, "n n"]) -> float:
     a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
     size = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
     rows = np.divide((a * b).sum(axis=1), size, out=np.zeros(n), where=size > 0)
-    return float(-rows[size > 0].mean()) if (size > 0).any() else 0.0
+    return float(-rows[size > 0].mean()) if (size > 0).any() else None
 
 
-def symmetry(gram: Float[np.ndarray, "n n"]) -> float:
+def symmetry(gram: Float[np.ndarray, "n n"]) -> float | None:
     """Is a position as close to the one k behind as to the one k ahead? (Wang et al. 2021.)
 
     P = E E^T always equals its transpose, which says nothing about a model, so the two sides of
     each row are compared: x = P[i, i - k], y = P[i, i + k], for all i and k with both inside.
     The number is Lin's concordance 2 cov(x, y) / (var x + var y + (mean x - mean y)^2), 1 only for
-    x = y everywhere, with 0 for anything below.
+    x = y everywhere, with 0 for anything below. None where all of x and y are one value.
     """
+    check_finite(gram, "the matrix")
     n = len(gram)
+    if n < 3:
+        return None
     by_lag = skewed(gram)
     inside = skewed(np.ones((n, n))) > 0
     both = inside[:, n - 2 :: -1] & inside[:, n:]
     x, y = by_lag[:, n - 2 :: -1][both], by_lag[:, n:][both]
     size = x.var() + y.var() + (x.mean() - y.mean()) ** 2
-    if size <= 0:
-        return 1.0
+    if size <= 64 * (np.finfo(np.float64).eps * np.abs(x).max()) ** 2:
+        return None
     return float(max(0.0, 2 * ((x - x.mean()) * (y - y.mean())).mean() / size))
 
 
@@ -134,16 +151,19 @@ def table_report(
     The null of each R^2 is its mean over `draws` of Gaussian tables with the same row norms: the
     bright diagonal alone gives one of 512 x 384 an R^2 of 0.43.
     """
-    n = len(table)
+    n, d = table.shape
     at_least(1, draws=draws, leading=leading)
     require(
         n >= FEWEST_ROWS,
         f"the position table has {n} positions; its diagonals say something from {FEWEST_ROWS} on.",
     )
-    gram = table @ table.T
+    require(d > 0, "the position table has vectors without dimensions.")
+    check_finite(table, "the position table")
+    gram = inner_products(table)
     random = np.random.default_rng(seed)
     nulls = [null @ null.T for null in (random_table(table, random) for _ in range(draws))]
     share, scores = principal_components(gram, min(table.shape))
+    dimensions = [_participation(null) for null in nulls]
     return TableReport(
         space=space,
         rows=rows,
@@ -152,15 +172,23 @@ def table_report(
         windows=tuple(toeplitzness(gram, nulls, 1, stop) for stop in window_stops(n)),
         monotonicity=monotonicity(gram),
         symmetry=symmetry(gram),
-        effective_dimensions=float(1 / (share**2).sum()) if share.any() else 0.0,
-        null_effective_dimensions=float(np.mean([_participation(null) for null in nulls])),
-        components_for_90=int(np.searchsorted(share.cumsum(), 0.9) + 1) if share.any() else 0,
+        effective_dimensions=float(1 / (share**2).sum()) if len(share) else None,
+        null_effective_dimensions=_mean(dimensions),
+        components_for_90=int(np.searchsorted(share.cumsum(), 0.9) + 1) if len(share) else None,
         explained=share.astype(np.float32),
         components=tuple(
             component(float(part), values)
             for part, values in zip(share[:leading], scores.T[:leading], strict=True)
         ),
     )
+
+
+def inner_products(table: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n n"]:
+    """P = E E^T; vectors so long that it overflows are refused."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        gram: Float[np.ndarray, "n n"] = table @ table.T
+    check_finite(gram, "P = E E^T")
+    return gram
 
 
 def random_table(
@@ -193,9 +221,15 @@ def toeplitzness(
         stop,
         found.r2(),
         found.r2(main=False),
-        float(np.mean([one.r2() for one in null])) if null else None,
-        float(np.mean([one.r2(main=False) for one in null])) if null else None,
+        _mean([one.r2() for one in null]),
+        _mean([one.r2(main=False) for one in null]),
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where there are none, or one of them is none."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
 def principal_components(
@@ -204,6 +238,7 @@ def principal_components(
     """Share of the variance and score at each position of every component, largest first.
 
     From the Gram matrix of the centred rows alone. Signs are free: the largest score is positive.
+    Rows that are all the same have no variance and no components.
     """
     centred = _centred(gram)
     size, direction = np.linalg.eigh(centred)
@@ -212,8 +247,9 @@ def principal_components(
     scores = direction * np.sign(peak) * np.sqrt(size)
     total = size.sum()
     noise = len(gram) * np.finfo(np.float64).eps * np.trace(gram)
-    share = size / total if total > noise else np.zeros_like(size)
-    return share, scores
+    if total <= noise:
+        return size[:0], scores[:, :0]
+    return size / total, scores
 
 
 def _centred(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
@@ -224,11 +260,11 @@ def _centred(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
     return centred
 
 
-def _participation(gram: Float[np.ndarray, "n n"]) -> float:
+def _participation(gram: Float[np.ndarray, "n n"]) -> float | None:
     """Effective dimensions without the components: trace^2 / sum of squares."""
     centred = _centred(gram)
     squares = (centred**2).sum()
-    return float(np.trace(centred) ** 2 / squares) if squares > 0 else 0.0
+    return float(np.trace(centred) ** 2 / squares) if squares > 0 else None
 
 
 def component(explained: float, values: Float[np.ndarray, " n"]) -> Component:

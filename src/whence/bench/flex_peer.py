@@ -13,8 +13,7 @@ from torch import Tensor
 
 from whence.bench.problem import Attention, Problem
 from whence.checks import require
-from whence.kernels.call import AttentionCall
-from whence.kernels.mask import Sight
+from whence.kernels.call import AttentionCall, Sight
 from whence.lag import DeferredBias, LagBias
 
 TILE_SIZES = (  # rows and keys of a tile: in forward, then in backward by keys and by rows

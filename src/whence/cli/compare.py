@@ -111,6 +111,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _print(comparison: "Comparison") -> None:
+    from whence.analysis.results import worded
     from whence.report.comparison_figures import sentence
     from whence.report.style import labels
 
@@ -137,7 +138,7 @@ def _print(comparison: "Comparison") -> None:
             _with_null(whole.r2, whole.null_r2),
             _with_null(whole.r2_off_diagonal, whole.null_r2_off_diagonal),
             _with_null(point.near.r2, point.near.null_r2),
-            f"{point.effective_dimensions:.1f}",
+            worded(point.effective_dimensions, ".1f"),
             *(("" if point.score is None else f"{point.score:.4g}",) if scored else ()),
         )
     console.print(table)
@@ -145,5 +146,7 @@ def _print(comparison: "Comparison") -> None:
         console.print(f"score and R² ({entry.measure}): {sentence(entry)}", soft_wrap=True)
 
 
-def _with_null(value: float, null: float | None) -> str:
-    return f"{value:.3f}" if null is None else f"{value:.3f} ({null:.3f})"
+def _with_null(value: float | None, null: float | None) -> str:
+    from whence.analysis.results import worded
+
+    return worded(value) if null is None else f"{worded(value)} ({null:.3f})"

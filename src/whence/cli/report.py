@@ -47,4 +47,4 @@ def _language(folder: Path) -> Path:
     from whence.analysis.lm_results import Language
     from whence.report.lm_page import write_lm_report
 
-    return write_lm_report(Language.load(folder / LANGUAGE), folder)
+    return write_lm_report(Language.load(folder / LANGUAGE).check(), folder)

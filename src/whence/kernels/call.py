@@ -4,12 +4,59 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from whence.checks import at_least, broadcasts, require
-from whence.kernels.mask import Mask, Sight, as_mask
+from whence.kernels.mask import Mask, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """Which keys each query row may look at: the mask, causality and the window together.
+
+    Query row i stands at key position q_start + i. The window is (before, after): a query looks at
+    lags -before..after, and None is no limit.
+    """
+
+    n_q: int
+    n_k: int
+    q_start: int
+    mask: Mask | None
+    causal: bool
+    window: tuple[int | None, int | None]
+    device: torch.device
+
+    def _lag_limits(self) -> tuple[int | None, int | None]:
+        before, after = self.window
+        return before, 0 if self.causal else after
+
+    def key_range(self, rows: slice) -> slice:
+        """The range of keys that causality and the window leave to any of these query rows."""
+        before, after = self._lag_limits()
+        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
+        low = 0 if before is None else min(max(0, first - before), self.n_k)
+        high = self.n_k if after is None else min(self.n_k, max(0, last + after + 1))
+        return slice(low, max(low, high))
+
+    def allowed(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
+        """The allowed pairs among these query rows and keys, or None if all are allowed."""
+        allowed = None if self.mask is None else self.mask.tile(rows, keys)
+        before, after = self._lag_limits()
+        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
+        cut_left = before is not None and keys.start < last - before
+        cut_right = after is not None and keys.stop - 1 > first + after
+        if not (cut_left or cut_right):
+            return allowed
+        q_place = torch.arange(first, last + 1, device=self.device)
+        lag = torch.arange(keys.start, keys.stop, device=self.device) - q_place[:, None]
+        near = torch.ones_like(lag, dtype=torch.bool)
+        if before is not None:
+            near = near & (lag >= -before)
+        if after is not None:
+            near = near & (lag <= after)
+        return near[None, None] if allowed is None else allowed & near
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +162,8 @@ def as_call(
         k, v = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (k, v))
     if terms.low_rank is not None:
         q, k, v, scale = _widened(q, k, v, scale, terms.low_rank)
-    sight = Sight(
-        n_q, n_k, q_start, as_mask(mask, b, h, n_q, n_k), causal, _window(window), q.device
-    )
+    checked = None if mask is None else as_mask(mask, b, h, n_q, n_k)
+    sight = Sight(n_q, n_k, q_start, checked, causal, _window(window), q.device)
     return AttentionCall(q, k, v, terms.lag, terms.dense, values, sight, scale, dropout)
 
 

@@ -84,57 +84,8 @@ class Mask:
         return allowed
 
 
-@dataclass(frozen=True, eq=False)
-class Sight:
-    """Which keys each query row may look at: the mask, causality and the window together.
-
-    Query row i stands at key position q_start + i. The window is (before, after): a query looks at
-    lags -before..after, and None is no limit.
-    """
-
-    n_q: int
-    n_k: int
-    q_start: int
-    mask: Mask | None
-    causal: bool
-    window: tuple[int | None, int | None]
-    device: torch.device
-
-    def _lag_limits(self) -> tuple[int | None, int | None]:
-        before, after = self.window
-        return before, 0 if self.causal else after
-
-    def key_range(self, rows: slice) -> slice:
-        """The range of keys that causality and the window leave to any of these query rows."""
-        before, after = self._lag_limits()
-        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
-        low = 0 if before is None else min(max(0, first - before), self.n_k)
-        high = self.n_k if after is None else min(self.n_k, max(0, last + after + 1))
-        return slice(low, max(low, high))
-
-    def allowed(self, rows: slice, keys: slice) -> Bool[Tensor, "b h q k"] | None:
-        """The allowed pairs among these query rows and keys, or None if all are allowed."""
-        allowed = None if self.mask is None else self.mask.tile(rows, keys)
-        before, after = self._lag_limits()
-        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
-        cut_left = before is not None and keys.start < last - before
-        cut_right = after is not None and keys.stop - 1 > first + after
-        if not (cut_left or cut_right):
-            return allowed
-        q_place = torch.arange(first, last + 1, device=self.device)
-        lag = torch.arange(keys.start, keys.stop, device=self.device) - q_place[:, None]
-        near = torch.ones_like(lag, dtype=torch.bool)
-        if before is not None:
-            near = near & (lag >= -before)
-        if after is not None:
-            near = near & (lag <= after)
-        return near[None, None] if allowed is None else allowed & near
-
-
-def as_mask(mask: Mask | Tensor | None, b: int, h: int, n_q: int, n_k: int) -> Mask | None:
+def as_mask(mask: Mask | Tensor, b: int, h: int, n_q: int, n_k: int) -> Mask:
     """The mask of a call, its shapes checked; a boolean tensor becomes a Mask."""
-    if mask is None:
-        return None
     if isinstance(mask, Tensor):
         _require_boolean("mask", mask)
         mask = Mask(pairs=mask) if mask.ndim == 4 else Mask(keys=mask)

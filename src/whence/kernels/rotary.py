@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from whence.kernels.fused.backend import HAS_TRITON, INTERPRETED
-from whence.kernels.fused.inputs import by_token
+from whence.kernels.fused.backend import HAS_TRITON, INTERPRETED, by_token
 from whence.kernels.fused.plain import HALF
 from whence.kernels.fused.plan import PLANS, Plan, lies, slots_of
 from whence.rotation import Rotation

@@ -73,7 +73,8 @@ def draw_scores(comparison: Comparison) -> Figure:
     measures = sorted({entry.measure for entry in comparison.correlations})
     for axes, measure in zip(grid, measures, strict=True):
         off = "without" in measure
-        x = np.array([p.whole.r2_off_diagonal if off else p.whole.r2 for p in comparison.points])
+        r2 = [p.whole.r2_off_diagonal if off else p.whole.r2 for p in comparison.points]
+        x = np.array(r2, dtype=float)
         slope, level = np.polyfit(x, scores, 1)
         ends = np.array([x.min(), x.max()])
         axes.plot(ends, slope * ends + level, color=GRID, linewidth=2, zorder=1)

@@ -4,7 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from whence.analysis.results import TableReport
+from whence.analysis.results import TableReport, worded
+from whence.checks import require
 from whence.report.panels import panels
 from whence.report.style import BLUE, GRID, ORANGE, plain, title
 
@@ -12,14 +13,15 @@ from whence.report.style import BLUE, GRID, ORANGE, plain, title
 def draw_components(table: TableReport, *, name: str, leading: int = 6) -> Figure:
     """On the left how much of the variance is in how many, then the leading ones with spectra."""
     components = table.components[:leading]
+    require(len(table.explained) > 0, "all position vectors are the same: there is no component.")
     figure, grid = panels(
         2 * (len(components) + 1),
         columns=2,
         size=(3.7, 1.25),
         share=False,
         heading=f"{name}: principal components of the position table",
-        detail=f"{table.effective_dimensions:.1f} effective dimensions of {len(table.explained)}; "
-        f"{table.components_for_90} explain nine tenths of the variance.",
+        detail=f"{worded(table.effective_dimensions, '.1f')} effective dimensions of "
+        f"{len(table.explained)}; {table.components_for_90} explain nine tenths of the variance.",
     )
     share = np.cumsum(table.explained)
     count = np.arange(1, len(share) + 1)

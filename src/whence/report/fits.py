@@ -1,12 +1,14 @@
 """TISA fitted to each head's lag curve, drawn over it."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.fit import fitted
-from whence.analysis.results import Fit, HeadFits, HeadReport
+from whence.analysis.results import Fit, HeadFits, HeadReport, worded
 from whence.checks import require
 from whence.report.panels import panels
 from whence.report.style import FAINT, ORANGE, inner_limits, number, plain, title
@@ -28,15 +30,15 @@ def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: st
     )
     for axes, (entry, head) in zip(grid, pairs, strict=True):
         fit = picked(entry)
-        axes.plot(head.lag, head.curve, color=CURVE, linewidth=1.8)
-        axes.plot(
-            head.lag, fitted(fit, head.lag) + fit.level, color=ORANGE, linewidth=1.1, linestyle="--"
-        )
-        title(axes, f"head {entry.head}", f"S = {fit.kernels}, R² {fit.r2:.3f}")
-        axes.set_xlim(float(head.lag.min()), float(head.lag.max()))
+        near = fitted_lags(fit, head)
+        lag, curve = head.lag[near], head.curve[near]
+        axes.plot(lag, curve, color=CURVE, linewidth=1.8)
+        axes.plot(lag, fitted(fit, lag) + fit.level, color=ORANGE, linewidth=1.1, linestyle="--")
+        title(axes, f"head {entry.head}", f"S = {fit.kernels}, R² {worded(fit.r2)}")
+        axes.set_xlim(float(lag.min()), float(lag.max()))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.set_ylim(*inner_limits(head.lag, head.curve))
+        axes.set_ylim(*inner_limits(lag, curve))
         axes.yaxis.set_major_formatter(FuncFormatter(number))
         plain(axes, grid=False)
     figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
@@ -46,6 +48,13 @@ def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: st
 def picked(entry: HeadFits) -> Fit:
     """The fit with as many kernels as the criterion picks."""
     return next(fit for fit in entry.fits if fit.kernels == entry.chosen)
+
+
+def fitted_lags(fit: Fit, head: HeadReport) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which lags of the head's curve the fit was made for."""
+    reach = np.inf if fit.reach is None else fit.reach
+    near: np.ndarray[Any, np.dtype[np.bool_]] = np.abs(head.lag) <= reach
+    return near
 
 
 def with_curves(

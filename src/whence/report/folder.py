@@ -1,19 +1,18 @@
 """A folder of results with its figures and page: read, drawn again, and written as one."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
-from whence.analysis.json_result import Result
+from whence.analysis.json_result import Result, kind_of, read_json
 from whence.analysis.results import Inspection
 from whence.checks import require
 from whence.files import add_to_folder
@@ -63,19 +62,15 @@ def read_folder(folder: Path, *, but: Iterable[str] = ()) -> Results:
 
     `but` are files that are about to be replaced, so that it does not matter what they hold.
     """
-    found: dict[str, list[tuple[Path, str]]] = {name: [] for name in KINDS}
+    found: dict[str, list[tuple[Path, Any]]] = {name: [] for name in KINDS}
     replaced = set(but)
     for path in sorted(folder.glob("*.json")):
         if path.name in replaced:
             continue
-        text = path.read_text(encoding="utf-8")
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from None
-        kind = data.get("kind") if isinstance(data, dict) else None
+        data = read_json(path)
+        kind = kind_of(data)
         if kind in found:
-            found[kind].append((path, text))
+            found[kind].append((path, data))
     comparison = _only(Comparison, found["Comparison"])
     inspections = [_restored(Inspection, *pair) for pair in found["Inspection"]]
     if comparison is not None:
@@ -170,7 +165,7 @@ def _drawings(
 def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
     name, file = short(entry.model.name), file_name(entry.model.name)
     table = entry.table
-    if table is not None:
+    if table is not None and table.components:
         yield f"{file}.components", partial(draw_components, table, name=name)
     for layer, group in groupby(entry.heads, key=lambda head: head.layer):
         heads = list(group)
@@ -188,12 +183,12 @@ def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
         yield f"{file}.profiles-{layer}", partial(draw_profiles, profiles, name=name)
 
 
-def _only(kind: type[R], files: list[tuple[Path, str]]) -> R | None:
+def _only(kind: type[R], files: list[tuple[Path, Any]]) -> R | None:
     return _restored(kind, *files[-1]) if files else None
 
 
-def _restored(kind: type[R], path: Path, text: str) -> R:
+def _restored(kind: type[R], path: Path, data: Any) -> R:
     try:
-        return kind.from_json(text)
-    except (ValueError, TypeError, KeyError) as error:
+        return kind.from_data(data)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None

@@ -7,7 +7,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from whence.analysis.results import HeadReport
+from whence.analysis.results import HeadReport, worded
 from whence.checks import require
 from whence.report.panels import panels
 from whence.report.style import ATTENTION, FAINT, GRID, number, plain, title
@@ -45,7 +45,7 @@ def draw_head_curves(
         edges = curve - head.spread, curve + head.spread
         axes.fill_between(head.lag, *edges, color=color, alpha=0.25, linewidth=0)
         axes.plot(head.lag, curve, color=color, linewidth=1.3)
-        title(axes, f"head {head.head}", "" if stated else f"R² {head.r2:.2f}")
+        title(axes, f"head {head.head}", "" if stated else f"R² {worded(head.r2, '.2f')}")
         axes.set_xlim(max(float(head.lag.min()), -reach), min(float(head.lag.max()), reach))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(FuncFormatter(number))
@@ -69,7 +69,7 @@ def draw_head_matrices(heads: Sequence[HeadReport], *, name: str) -> Figure:
     for axes, head in zip(grid, heads, strict=True):
         edges = np.percentile(head.matrix, (1, 99))
         axes.imshow(head.matrix, cmap=ATTENTION, vmin=edges[0], vmax=edges[1], extent=(0, n, n, 0))
-        title(axes, f"head {head.head}", f"R² {head.r2:.2f}")
+        title(axes, f"head {head.head}", f"R² {worded(head.r2, '.2f')}")
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
         plain(axes, grid=False)

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from whence.analysis.results import Inspection, TableReport
+from whence.analysis.results import Inspection, TableReport, worded
 from whence.checks import require
 from whence.report.panels import panels
 from whence.report.style import FAINT, INK, INNER_PRODUCTS, labels, number, plain, title
@@ -59,7 +59,7 @@ def limits(table: TableReport) -> tuple[float, float]:
 def caption(table: TableReport, between: str = ", ") -> str:
     """Both measures of the whole table, each beside its null."""
     whole = table.whole
-    first, second = f"R² {whole.r2:.3f}", f"off the diagonal {whole.r2_off_diagonal:.3f}"
+    first, second = f"R² {worded(whole.r2)}", f"off the diagonal {worded(whole.r2_off_diagonal)}"
     if whole.null_r2 is not None and whole.null_r2_off_diagonal is not None:
         first += f" (random: {whole.null_r2:.3f})"
         second += f" ({whole.null_r2_off_diagonal:.3f})"

@@ -14,6 +14,7 @@ from whence.analysis.comparison import Comparison
 from whence.analysis.fit import fitted
 from whence.analysis.json_result import Array
 from whence.analysis.results import Fit, HeadReport, Inspection, LagProfile, TableReport
+from whence.report.fits import fitted_lags
 from whence.report.heat_maps import limits
 from whence.report.style import ATTENTION, INNER_PRODUCTS, inner_limits, labels
 
@@ -151,6 +152,7 @@ def head_curve(head: HeadReport, fit: Fit | None) -> Plot:
     lines = [head.curve]
     if fit is not None:
         over = (fitted(fit, head.lag) + fit.level).astype(np.float32)
+        over[~fitted_lags(fit, head)] = np.nan
         lines.append(over)
         traces.append(_line(head.lag, over, "@orange", f"fit, S = {fit.kernels}", dash="dash"))
     return _tile(traces, head.lag, lines)
@@ -191,7 +193,7 @@ def criterion(inspection: Inspection) -> Plot:
             "mode": "lines+markers",
             "name": f"layer {entry.layer}, head {entry.head}",
             "x": [fit.kernels for fit in entry.fits],
-            "y": [max(1 - fit.r2, 1e-9) for fit in entry.fits],
+            "y": [None if fit.r2 is None else max(1 - fit.r2, 1e-9) for fit in entry.fits],
             "opacity": 0.75,
             "line": {"color": "@teal", "width": 1.2},
             "marker": {

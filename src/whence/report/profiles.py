@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from whence.analysis.results import LagProfile
+from whence.analysis.results import LagProfile, worded
 from whence.checks import require
 from whence.report.panels import panels
 from whence.report.style import FAINT, GRID, PURPLE, number, plain, title
@@ -26,7 +26,7 @@ def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:
         axes.axvline(0, color=GRID, linewidth=1, zorder=0)
         axes.fill_between(entry.lag, entry.low, entry.high, color=PURPLE, alpha=0.25, linewidth=0)
         axes.plot(entry.lag, entry.mean, color=PURPLE, linewidth=1.2)
-        title(axes, f"head {entry.head}", f"{entry.explained:.0%}")
+        title(axes, f"head {entry.head}", worded(entry.explained, ".0%"))
         axes.set_xlim(float(entry.lag.min()), float(entry.lag.max()))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(4))

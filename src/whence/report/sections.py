@@ -9,7 +9,7 @@ from typing import Any
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
-from whence.analysis.results import Inspection
+from whence.analysis.results import Inspection, worded
 from whence.report import plots
 from whence.report.comparison_figures import sentence
 from whence.report.fits import picked
@@ -137,7 +137,7 @@ def components(page: Page, inspections: Sequence[Inspection]) -> str:
     body = ""
     for entry in inspections:
         table = entry.table
-        if table is None:
+        if table is None or not table.components:
             continue
         pairs = ""
         for place, component in enumerate(table.components[:6]):
@@ -152,8 +152,9 @@ def components(page: Page, inspections: Sequence[Inspection]) -> str:
         body += _folded(
             inspections,
             entry,
-            f"{table.effective_dimensions:.1f} effective dimensions of {len(table.explained)}, "
-            f"{table.components_for_90} components for nine tenths of the variance",
+            f"{worded(table.effective_dimensions, '.1f')} effective dimensions of "
+            f"{len(table.explained)}, {table.components_for_90} components for nine tenths of "
+            "the variance",
             f'<div class="wide">{pairs}</div>',
         )
     return body
@@ -176,9 +177,8 @@ def heads(page: Page, inspections: Sequence[Inspection]) -> str:
                 label = f"head {head.head}"
                 plot = page.plot(plots.head_curve(head, fit), "tile", f"layer {layer} {label}")
                 against = "" if head.sensitive else ", not sensitive"
-                curves += (
-                    f"<figure><h4>{label}<span>R² {head.r2:.2f}{against}</span></h4>{plot}</figure>"
-                )
+                r2 = f"R² {worded(head.r2, '.2f')}{against}"
+                curves += f"<figure><h4>{label}<span>{r2}</span></h4>{plot}</figure>"
                 plot = page.plot(plots.head_matrix(head), "square", f"matrix of {label}")
                 matrices += f"<figure><h4>{label}</h4>{plot}</figure>"
             said = f"layer {layer}, {what}" + (", with biases" if biases else "")
@@ -213,8 +213,9 @@ def fits(page: Page, inspections: Sequence[Inspection]) -> str:
                 for a, b, c in zip(fit.amplitude, fit.sharpness, fit.offset, strict=True)
             )
             rows += (
-                f"<tr><td>{part.layer}.{part.head}</td><td>{fit.kernels}</td><td>{fit.r2:.4f}</td>"
-                f"<td>{number(fit.residual)}</td><td class=text>{kernels}</td></tr>"
+                f"<tr><td>{part.layer}.{part.head}</td><td>{fit.kernels}</td>"
+                f"<td>{worded(fit.r2, '.4f')}</td><td>{number(fit.residual)}</td>"
+                f"<td class=text>{kernels}</td></tr>"
             )
         chart = page.plot(plots.criterion(entry), "chart", "what is left against S")
         body += (
@@ -243,7 +244,8 @@ def profiles(page: Page, inspections: Sequence[Inspection]) -> str:
         groups = groupby(entry.profiles, key=lambda part: part.layer)
         for place, (layer, group) in enumerate(groups):
             tiles = "".join(
-                f"<figure><h4>head {part.head}<span>lag explains {part.explained:.0%}</span></h4>"
+                f"<figure><h4>head {part.head}<span>lag explains "
+                f"{worded(part.explained, '.0%')}</span></h4>"
                 + page.plot(plots.profile(part), "tile", f"layer {layer} head {part.head}")
                 + "</figure>"
                 for part in group

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from whence.analysis.json_result import Array
+from whence.analysis.results import worded
 
 INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
 BLUE, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#56b4e9", "#aa4499"
@@ -47,9 +48,9 @@ def title(axes: Axes, text: str, detail: str = "") -> None:
     axes.set_title(detail, loc="right", fontsize=7, color=FAINT, pad=4)
 
 
-def number(value: float, place: int = 0) -> str:
+def number(value: float | None, place: int = 0) -> str:
     """Three digits, with a minus sign that is as wide as a plus."""
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+    return worded(value, ".3g").replace("-", "\N{MINUS SIGN}")
 
 
 def labels(names: Sequence[str], width: int = 30) -> list[str]:

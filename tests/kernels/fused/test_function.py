@@ -14,7 +14,7 @@ from shaking import gains
 from whence import LagBias, Line, attend, build
 from whence.kernels.call import as_call
 from whence.kernels.fused.backend import inputs_of
-from whence.lag import GAUSSIANS, CurveBias, QueryBias
+from whence.lag import GAUSSIANS, LINE, CurveBias, QueryBias
 from whence.methods.tisa import Tisa
 from whence.nn import positioned_attention
 
@@ -30,9 +30,9 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    from whence.kernels.fused import inputs
+    from whence.kernels.fused import backend
 
-    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
+    monkeypatch.setattr(backend, "MANY_KEYS", 32)
 
 
 @pytest.fixture
@@ -315,3 +315,15 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
             assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
     assert len(as_on_a_gpu) == 2
     assert any(plan._workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
+
+
+def test_a_learned_slope_takes_no_kernel_for_the_gradient_of_a_band() -> None:
+    from whence.kernels.fused.function import planned
+
+    q, slope = leaf(1, 2, 70, 16), leaf(2)
+    options: Any = {"values": None, "mask": None, "causal": True, "window": None, "q_start": None}
+    call = as_call(q, q, q, bias=CurveBias(LINE, 0, slope), scale=1, dropout=0, **options)
+    lines = planned(*inputs_of(call))
+    assert [line for line in lines if "line_gradient_kernel" in line], lines
+    for kernel in ("band_kernel", "collect_kernel", "stripe_kernel"):
+        assert not [line for line in lines if kernel in line], lines

@@ -76,6 +76,7 @@ class Immediate:
         *groups: object,
         warps: int = 4,
         stages: int = 3,
+        registers: int | None = None,
         side: bool = False,
         **constants: object,
     ) -> None:
@@ -112,7 +113,7 @@ def launched(
     **numbers: Any,
 ) -> tuple[Tensor, Any, Immediate]:
     """The output, the gradients of (out * weight).sum(), and the plan."""
-    from whence.kernels.fused.inputs import Inputs, Numbers, Wanted
+    from whence.kernels.fused.backend import Inputs, Numbers, Wanted
     from whence.kernels.fused.launch import backward, forward
     from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -365,7 +366,7 @@ def test_gradients_that_are_not_wanted_take_no_launch() -> None:
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("width", [1, 5, 65])
 def test_a_product_s_factors_have_gradients(own: bool, per_head: bool, width: int) -> None:
-    from whence.kernels.fused.inputs import Product
+    from whence.kernels.fused.backend import Product
 
     q, k, v = (leaf(2, 2, 19, 16) for _ in range(3))
     query = leaf(2, 2, 19, 24) if own else q
@@ -386,7 +387,7 @@ def test_a_product_s_factors_have_gradients(own: bool, per_head: bool, width: in
 
 @pytest.mark.parametrize("n_q", [1, 3, 40])
 def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from whence.kernels.fused import inputs
+    from whence.kernels.fused import backend as inputs
 
     monkeypatch.setattr(inputs, "MANY_KEYS", 32)
     method = Tisa(4, kernels=3, start="released")
@@ -411,7 +412,7 @@ def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.Monke
 def test_few_queries_share_out_the_keys(
     n_q: int, kind: str, by_token: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels.fused import inputs as few
+    from whence.kernels.fused import backend as few
 
     monkeypatch.setattr(few, "MANY_KEYS", 32)
     q = leaf(1, n_q, 4, 16).transpose(1, 2) if by_token else leaf(1, 4, n_q, 16)
@@ -454,7 +455,7 @@ def test_dropout_is_the_same_in_backward_and_for_the_table() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_far_keys_may_be_attended_to_elsewhere(causal: bool, by_row: bool) -> None:
-    from whence.kernels.fused.inputs import Far, FarGradients
+    from whence.kernels.fused.backend import Far, FarGradients
 
     b, h, n, d, start = 1, 2, 40, 16, 5
     q, k, v = (leaf(b, h, n, d) for _ in range(3))

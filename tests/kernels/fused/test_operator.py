@@ -88,9 +88,9 @@ def arguments(case: str) -> tuple[Any, ...]:
 @pytest.fixture(autouse=True)
 def _short_caches_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    from whence.kernels.fused import inputs
+    from whence.kernels.fused import backend
 
-    monkeypatch.setattr(inputs, "MANY_KEYS", 32)
+    monkeypatch.setattr(backend, "MANY_KEYS", 32)
 
 
 @pytest.fixture
@@ -128,8 +128,8 @@ def test_the_operator_of_the_gradients_passes_pytorchs_checks(case: str) -> None
 
 
 def test_the_operator_gives_what_the_call_gives() -> None:
+    from whence.kernels.fused.backend import Call, Given
     from whence.kernels.fused.function import N_GIVEN, lag_attention, lag_attention_op
-    from whence.kernels.fused.inputs import Call, Given
 
     for case in CASES:
         given = arguments(case)

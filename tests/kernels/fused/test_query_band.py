@@ -69,8 +69,8 @@ def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("poisoned", "tiled")
 def test_the_band_is_the_product_with_its_ends_repeated(shape: str, dtype: torch.dtype) -> None:
+    from whence.kernels.fused.backend import Call, Given, Kept, Numbers
     from whence.kernels.fused.function import attended
-    from whence.kernels.fused.inputs import Call, Given, Kept, Numbers
 
     q, table = factors(shape, dtype)
     call = Call(Numbers(1.0, 0, -1, -1, 0.0, False), product_scale=0.3)
@@ -91,7 +91,7 @@ def test_its_gradients_are_two_products_with_the_tails_at_the_ends(
     shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from whence.kernels.fused import launch
-    from whence.kernels.fused.inputs import Product, Wanted
+    from whence.kernels.fused.backend import Product, Wanted
     from whence.kernels.fused.plan import Plan, slots_of
 
     q, table = factors(shape, dtype)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from whence.kernels.mask import Mask, Sight
+from whence.kernels.call import Sight
+from whence.kernels.mask import Mask
 
 FEWEST_FAR_KEYS = 128  # with fewer, merging a flash call costs more than the call saves
 

@@ -77,7 +77,6 @@ class Tile:
         if self.n_keys == 0:
             return
         d_out, lse = d_out.flip(2), lse.flip(2)
-        delta = (out.flip(2) * d_out).sum(dim=-1, keepdim=True)
         if weights is None:
             weights = self._logits().sub_(finite(lse)).exp_()
         d_value = d_out.to(self.v.dtype)
@@ -93,12 +92,22 @@ class Tile:
             d_weights += skew(d_mass, self.n_keys)
         if factor is not None:
             d_weights *= factor
+        if self._holds_whole_rows():
+            # The sum of dS is then zero to the last digit, which distances may magnify.
+            delta = torch.linalg.vecdot(weights, d_weights).unsqueeze(-1)
+        else:
+            delta = (out.flip(2) * d_out).sum(dim=-1, keepdim=True)
         d_logits = d_weights.sub_(delta).mul_(weights)
         narrow = d_logits.to(self.q.dtype)
         grads.q[:, :, self.rows] += (narrow @ self.k).flip(2) * self.plan.scale
         grads.k[:, :, self.keys] += narrow.transpose(-1, -2) @ self.q * self.scale
         grads.v[:, :, self.keys] += dropped.to(self.v.dtype).transpose(-1, -2) @ d_value
         self._add_bias_gradients(d_logits, grads)
+
+    def _holds_whole_rows(self) -> bool:
+        """Whether no key of these rows is far."""
+        _, *fars = self.plan.ranges(self.rows)
+        return all(keys.start == keys.stop for keys in fars)
 
     def _logits(self) -> Tensor:
         """scale * q.k + bias, and -inf where a query may not look."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from whence.derivatives import once_differentiable
-from whence.kernels.fused.inputs import (
+from whence.kernels.fused.backend import (
+    CURVES,
     Call,
     Far,
     FarGradients,
@@ -176,8 +177,8 @@ def wanted_of(given: Given, call: Call, needs: Given) -> Wanted:
         some = given.factor.shape[1] > 1 and (query or bool(needs.factor))
         return Wanted(band=some, tails=some, query=query, factor=bool(needs.factor))
     if call.curve:
-        learned = any((needs.first, needs.second, needs.third))
-        return Wanted(band=learned, tails=learned)
+        learned, parts = any((needs.first, needs.second, needs.third)), CURVES[call.curve]
+        return Wanted(band=learned and parts.band, tails=learned and parts.tails)
     return Wanted(band=bool(needs.band), tails=bool(needs.tails))
 
 
@@ -307,9 +308,9 @@ def _backward_fake(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[
         "tails": wanted.tails and not made,
         "table": given.table is not None,
         "factor": wanted.factor,
-        "first": call.curve and wanted.band,
-        "second": call.curve and wanted.band,
-        "third": call.curve and wanted.band,
+        "first": call.curve and any(wanted),
+        "second": call.curve and any(wanted),
+        "third": call.curve and any(wanted),
     }
     for name, there in others.items():
         x = getattr(given, name)

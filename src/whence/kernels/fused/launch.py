@@ -16,19 +16,7 @@ import torch
 
 from whence.kernels.fused import short
 from whence.kernels.fused import tiles as tiling
-from whence.kernels.fused.device import arguments as a
-from whence.kernels.fused.device.curve import CURVES
-from whence.kernels.fused.device.d_band import STRIPE, band_kernel, collect_kernel, stripe_kernel
-from whence.kernels.fused.device.d_keys import key_kernel
-from whence.kernels.fused.device.d_product import (
-    BandGradient,
-    product_gradient_kernel,
-)
-from whence.kernels.fused.device.d_queries import query_kernel
-from whence.kernels.fused.device.decode import merge_kernel, share_kernel
-from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.layout import head_layout_kernel, row_layout_kernel
-from whence.kernels.fused.inputs import (
+from whence.kernels.fused.backend import (
     FEW_ROWS,
     CurveBand,
     Far,
@@ -42,10 +30,32 @@ from whence.kernels.fused.inputs import (
     by_token,
     decoded,
 )
+from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.backward import STRIPE, key_kernel, query_kernel
+from whence.kernels.fused.device.band import (
+    CURVES,
+    edge_of,
+    head_layout_kernel,
+    row_layout_kernel,
+)
+from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
+from whence.kernels.fused.device.d_product import (
+    BandGradient,
+    product_gradient_kernel,
+)
+from whence.kernels.fused.device.decode import merge_kernel, share_kernel
+from whence.kernels.fused.device.forward import forward_kernel
+from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
-MARGIN = 256  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
+MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
+# Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
+# in them, a megabyte for each head of each sequence at this length.
+STRIPED = 2048
+# With a band for each row and a table of values, at most so many registers a thread: three programs
+# then share a processor in place of two.
+MOST_REGISTERS = 168
 BUSY = 1024  # programs that fill a GPU
 PRODUCT_ROWS = 64  # of a step in the gradient of a product
 PRODUCT_SIDE = 64  # lags, and columns of a head, of one of its tiles at most
@@ -122,6 +132,7 @@ def forward(
         *a.scalars(call.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
+        registers=_register_limit(call, tiles),
         KIND=call.kind,
         TILE=a.Tile(tiles.rows, tiles.keys, near, tiles.stages, even),
         PRODUCT=0 if product is None else product.table.shape[-1],
@@ -181,6 +192,10 @@ def backward(
     d_rows = _rows(d_out)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
+    # With a plain kernel for the far keys, the sum of a whole row is known only with its tails.
+    # Without products of queries and keys (a scale of 0), their errors do not hide delta's.
+    delicate = wanted.band and (n_q <= FEW_ROWS or numbers.scale == 0.0)
+    balanced = d_tails is not None or (far is None and (inputs.table is not None or delicate))
     # Queries come first: their kernel writes the row statistics that the others read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
@@ -194,10 +209,13 @@ def backward(
         *a.scalars(call.sizes),
         warps=by_rows.warps,
         stages=by_rows.stages,
+        registers=_register_limit(call, by_rows),
         KIND=call.kind,
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
+        BALANCED=balanced,
+        TWICE=balanced and n_q <= FEW_ROWS,
     )
-    few_tokens = max(n_q, n_k) <= tiling.SHORT and far is None
+    few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None
     stripes = None
     if shared and few_tokens:
@@ -256,12 +274,20 @@ def is_short(
     curve: CurveBand | None,
 ) -> bool:
     """Whether one program takes all of a head (short.py), which is then faster."""
-    if decoded(q, k, numbers):
+    if max(q.shape[2], k.shape[2]) > short.LONGEST or decoded(q, k, numbers):
         return False
     laid_out = laid_out_shape(q, inputs, numbers, product, curve)
     band = None if laid_out is None else Shape(laid_out)
     call = short.ShortCall(band, product, inputs, numbers)
     return short.fits(q, k, v, call) and short.is_faster(q, k, v, call)
+
+
+def _register_limit(call: _Call, tiles: Tiles) -> int | None:
+    """The limit, where it was measured to help."""
+    kind = call.kind
+    tables = kind.VALUES and kind.PER_ROW and kind.PRECISION != "ieee"
+    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
+    return MOST_REGISTERS if tables and small else None
 
 
 def _short_call(
@@ -332,7 +358,7 @@ def _laid_out(
     *,
     base_2: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """The laid-out band (device/layout.py), the extent of a curve, the tails of a curve or product.
+    """The laid-out band (device/band.py), the extent of a curve, the tails of a curve or product.
 
     What a call does not have is None. A product's band and tails are room that the forward kernel
     fills. Without `base_2` the band of a curve is as a caller would have given it.
@@ -366,12 +392,14 @@ def _laid_out(
     if not base_2:
         laid_out = shape
     batches, heads, _, width = laid_out
+    copies = 2 * COPIES.value if base_2 else 1
+    edge = edge_of(width, numbers.q_start) if base_2 else width // 2
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (_ceil(width, 1024), batches * heads),
+        (_ceil(width // copies, 1024), batches * heads, copies),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
-        *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
+        *a.scalars(given.sizes._replace(n_heads=heads, edge=edge)),
         KIND=given.kind,
         BLOCK=1024,
         BASE_2=base_2,
@@ -399,8 +427,8 @@ def laid_out_shape(
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    edge = max(reach, value_reach, numbers.far) + MARGIN
-    return (batches, heads, 1, 2 * edge + 1)
+    edge = (max(reach, value_reach, numbers.far) + MARGIN) // 16 * 16
+    return (batches, heads, 1, 2 * COPIES.value * (2 * edge + COPY_MARGIN.value))
 
 
 def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
@@ -619,7 +647,7 @@ def _call(
         n_k=n_k,
         q_start=numbers.q_start,
         reach=0 if shape is None else shape[-1] // 2,
-        edge=0 if band is None else band.shape[-1] // 2,
+        edge=_edge(band, numbers.q_start, raw_band or per_row),
         n_heads=h,
         value_reach=0 if table is None else table.shape[1] // 2,
         before=numbers.before,
@@ -659,6 +687,12 @@ def _band_shape(
     if curve is not None:
         return (1, q.shape[1], 1, 2 * curve.reach + 1)
     return None if inputs.band is None else tuple(inputs.band.shape)
+
+
+def _edge(band: Any, q_start: int, single: bool) -> int:
+    if band is None:
+        return 0
+    return band.shape[-1] // 2 if single else edge_of(band.shape[-1], q_start)
 
 
 def _precision(q: Any) -> str:

@@ -140,16 +140,20 @@ class Plan:
         *groups: Any,
         warps: int = 4,
         stages: int = 3,
+        registers: int | None = None,
         side: bool = False,
         **constants: object,
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
-        Constants may also be options of Triton's compiler, such as enable_fp_fusion. A launch at
-        the `side` may run beside those after it; the plan waits for it at its end.
+        A thread takes at most so many registers, if a number is given. Constants may also be
+        options of Triton's compiler, such as enable_fp_fusion. A launch at the `side` may run
+        beside those after it; the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         options = {"num_warps": warps, "num_stages": stages}
+        if registers is not None:
+            options["maxnreg"] = registers
         self.launches.append(
             Launch(kernel.fn.__name__, tuple(grid), warps, stages, constants, side)
         )

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.band import edge_of
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Operands,
@@ -20,7 +22,6 @@ from whence.kernels.fused.device.short import (
     short_tails_kernel,
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
-from whence.kernels.fused.inputs import Gradients, Inputs, Numbers, Product, Wanted
 
 LONGEST = 128  # queries, keys and columns of a head
 FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
@@ -29,7 +30,7 @@ FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
 class ShortCall(NamedTuple):
     """A call besides q, k and v."""
 
-    band: Any  # laid out, float32 [b|1, h|1, 1, 2 * edge + 1]; None without a band
+    band: Any  # laid out, [b|1, h|1, 1, all copies] (device/band.py); None without a band
     product: Product | None  # in place of a band; these kernels cover none
     inputs: Inputs  # its band and tails are read for their shapes alone
     numbers: Numbers
@@ -63,7 +64,7 @@ def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
         return False
     if call.band is None:
         return True
-    laid_out = LONGEST - 1 + abs(numbers.q_start) <= call.band.shape[-1] // 2
+    laid_out = LONGEST - 1 + abs(numbers.q_start) <= _edge(call)
     return bool(call.band.shape[2] == 1 and laid_out)
 
 
@@ -256,7 +257,7 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
         n_k=k.shape[2],
         q_start=numbers.q_start,
         reach=0 if band is None else band.shape[-1] // 2,
-        edge=0 if call.band is None else call.band.shape[-1] // 2,
+        edge=0 if call.band is None else _edge(call),
         n_heads=q.shape[1],
         value_reach=0,
         before=numbers.before,
@@ -265,6 +266,10 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
         scale=numbers.scale,
         dropout=numbers.dropout,
     )
+
+
+def _edge(call: ShortCall) -> int:
+    return edge_of(call.band.shape[-1], call.numbers.q_start)
 
 
 def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:

@@ -16,8 +16,8 @@ import torch
 import triton
 from torch import Tensor
 
+from whence.kernels.fused.backend import Far, FarGradients, Inputs, Numbers, by_token, packed
 from whence.kernels.fused.device.rows import rows_kernel
-from whence.kernels.fused.inputs import Far, FarGradients, Inputs, Numbers, by_token, packed
 from whence.kernels.fused.plain import Plain, fastest
 from whence.kernels.fused.plan import second_stream
 

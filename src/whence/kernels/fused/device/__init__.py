@@ -15,27 +15,27 @@ is the largest |lag| at which a head's band is not exactly 0.
 **Base-2 logits.** Logits, log-sum-exp and the laid-out band are multiplied by log2(e), so that the
 hardware's exp2 serves in place of exp.
 
-**The laid-out band** (layout.py) is a copy of a head's band in base 2, with its tails on both sides
-as far as a near tile can touch, and with -inf outside the window. A near tile then needs one load a
-cell and no comparison. The band of each query row is laid out with one constant tail cell on each
-side, and its look-up is clipped to those.
+**The laid-out band** (band.py) is a head's band in base 2, with its tails on both sides as far as a
+near tile can touch, and with -inf outside the window. A near tile then needs no comparison, and
+from four copies, each shifted by one place, it loads four cells at once. The band of each query row
+is laid out with one constant tail cell on each side, and its look-up is clipped to those.
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It
 writes `out`, the log-sum-exp of every row, and, in half precision with a bias, the rounding
-residual of `out`. A value table's part needs the probability mass of every lag (value_table.py).
+residual of `out`. A value table's part needs the probability mass of every lag.
 
-**Backward** recomputes the weights from the log-sum-exp (d_logits.py) and sums them in three ways,
+**Backward** (backward.py) recomputes the weights from the log-sum-exp and sums them in three ways,
 so that no kernel needs atomics and every sum has a fixed order:
 
-1. d_queries.py, by blocks of rows: dQ, and whatever belongs to a row: delta = rowsum(out * d_out),
+1. query_kernel, by blocks of rows: dQ, and whatever belongs to a row: delta = rowsum(out * d_out),
    which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
-3. d_keys.py, by blocks of keys: dK and dV; and up to 1,024 tokens, in place of 2, the sums that
+3. key_kernel, by blocks of keys: dK and dV; and up to 1,024 tokens, in place of 2, the sums that
    d_band.py then adds up.
 
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
-to the table's gradient; curve.py takes a band's gradient to the parameters of its curve.
+to the table's gradient; band.py takes a band's gradient to the parameters of its curve.
 
 **Few queries** (decode.py): the keys are shared out to many programs, and a second kernel merges
 the shares.

@@ -19,7 +19,7 @@ class Rows(NamedTuple):
 class Bias(NamedTuple):
     """The band, how far it reaches in each head, and its tails."""
 
-    band: Any  # float32 [b, h, q, lag]: laid out (layout.py), or in decoding as the caller gave it
+    band: Any  # float32 [b, h, q, lag]: laid out (band.py), or in decoding as the caller gave it
     extent: Any  # int32 [h]: the largest |lag| at which the band is not 0
     tails: Any  # float32 [4, b, h, q]: left constant, left slope, right constant, right slope
     band_b: Any  # strides

@@ -14,7 +14,13 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.d_logits import MassGradient, Queries, tile_gradient
+from whence.kernels.fused.device.backward import (
+    STRIPE,
+    MassGradient,
+    Queries,
+    stripe_length,
+    tile_gradient,
+)
 from whence.kernels.fused.device.tile import (
     Place,
     columns,
@@ -27,10 +33,6 @@ from whence.kernels.fused.device.tile import (
     row_range,
     sizes_of,
 )
-
-# Keys of a stripe: a warp of four holds so many of a tile [64 keys, rows], which is why summing the
-# diagonals of a stripe needs exchanges within a warp alone.
-STRIPE = tl.constexpr(16)
 
 
 @triton.jit
@@ -196,36 +198,6 @@ def collect_kernel(
     lag = diagonal * BLOCK - sizes.q_start + t
     cells = d_band + bh * (2 * reach + 1) + lag + reach
     tl.store(cells, total, mask=(lag >= -reach) & (lag <= reach))
-
-
-@triton.jit
-def stripe_length(sizes, TILE: tl.constexpr):
-    """How many sums a stripe has: one for each r - c, from -ROWS to the last row, in whole tiles.
-
-    r is a row of the head and c = 0..15 a key of the stripe.
-    """
-    return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 1) * TILE.ROWS
-
-
-@triton.jit
-def stripe_sums(d_logits):
-    """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
-
-    At t the first holds the cells with r - c = t. The second holds those with r - c = t - ROWS,
-    diagonals that started in the tile before. Key c's row is turned by c, so that a column t holds
-    both: one exchange between threads a cell.
-    """
-    KEYS: tl.constexpr = d_logits.shape[0]
-    ROWS: tl.constexpr = d_logits.shape[1]
-    STRIPES: tl.constexpr = KEYS // STRIPE
-    cells = tl.reshape(d_logits, [STRIPES, STRIPE, ROWS])
-    c = tl.arange(0, STRIPE)[None, :, None]
-    t = tl.arange(0, ROWS)[None, None, :]
-    turn = tl.broadcast_to(c + t, [STRIPES, STRIPE, ROWS])
-    turned = tl.gather(cells, turn % ROWS, 2)
-    own = tl.sum(tl.where(turn < ROWS, turned, 0.0), 1)
-    earlier = tl.sum(tl.where(turn < ROWS, 0.0, turned), 1)
-    return own, earlier
 
 
 @triton.jit(do_not_specialize=["batches", "stripes", *VARYING])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.tile import head_rows
+from whence.kernels.fused.device.tile import head_rows, leading_digits
 
 
 class BandGradient(NamedTuple):
@@ -17,16 +17,6 @@ class BandGradient(NamedTuple):
 
     d_band: Any
     d_tails: Any  # None if the tails are no ends of the band, or have no gradient
-
-
-@triton.jit
-def leading_digits(x):
-    """float32 cut to the digits that tensor cores read.
-
-    Two products, of these digits and of what they leave, have float32's digits if the other factor
-    was in half precision, which tensor cores read whole.
-    """
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -28,10 +28,10 @@ from whence.kernels.fused.device.tile import (
     rounding_residual,
     sizes_of,
     skewed,
+    table_product,
     visible_cells,
     within,
 )
-from whence.kernels.fused.device.value_table import with_table
 
 
 class Softmax(NamedTuple):
@@ -191,7 +191,7 @@ def attended(
         shift = 0.0
         if NEAR_BAND:
             place = Place(rows.first_row, r[:, None], block, c[None, :])
-            logits += near_bias(head, place, there, sizes, KIND, False)
+            logits += near_bias(head, place, there, sizes, KIND, False, False)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
@@ -321,11 +321,63 @@ def product_band(
             part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
             entry = factor + lag[:, None] * D + column
             entries = tl.load(entry, mask=(lag < last)[:, None] & (column < D), other=0.0)
-            total = tl.dot(
-                part.to(tl.float32), tl.trans(entries), total, input_precision=KIND.EXACT
-            )
+            total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
         tl.store(cells, total * (product.scale * LOG2E), mask=inside)
     tl.debug_barrier()  # the threads of this program look up what others of them wrote
     return Tails(left, 0.0, right, 0.0)
+
+
+@triton.jit
+def with_table(
+    out,
+    mass,  # address of the first row's masses
+    table,  # address of the head's table
+    lse,
+    left_mass,
+    right_mass,
+    rows,
+    keys,
+    sizes,
+    KIND: tl.constexpr,
+):
+    """out + mass @ table, a value table's part. Near tiles stored logits at `mass`.
+
+    The masses replace them: the mass of a lag is the probability at that lag, and at the table's
+    two ends also that of all lags beyond. A table has an odd number of lags and a product takes 32
+    at a time, so the last lag is computed by itself.
+    """
+    last = 2 * sizes.value_reach
+    width = last + 1
+    first = rows.first_row + sizes.q_start
+    low = keys.low
+    high = tl.minimum(keys.high, sizes.n_k)
+    r = rows.r
+    there = rows.there
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    tl.debug_barrier()  # other threads of this program wrote what is read here
+    cells = mass + r * width + last
+    col = first + r + sizes.value_reach
+    logits = tl.load(cells, mask=there & (col >= low) & (col < high), other=float("-inf"))
+    last_mass = tl.exp2(logits - lse) / (1.0 - sizes.dropout) + right_mass
+    last_mass += tl.where(last == 0, left_mass, 0.0)
+    tl.store(cells, last_mass, mask=there)
+    vector = tl.load(table + last * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
+    out += last_mass[:, None] * vector[None, :]
+    for start in tl.range(0, last, 32, num_stages=1):
+        lag = start + tl.arange(0, 32)
+        cols = first + r[:, None] + (lag - sizes.value_reach)[None, :]
+        places = mass + r[:, None] * width + lag[None, :]
+        inside = there[:, None] & (lag < last)[None, :]
+        tile = tl.load(places, mask=inside & (cols >= low) & (cols < high), other=float("-inf"))
+        masses = tl.exp2(tile - lse[:, None]) / (1.0 - sizes.dropout)
+        masses += tl.where((lag == 0)[None, :], left_mass[:, None], 0.0)
+        tl.store(places, masses, mask=inside)
+        vectors = tl.load(
+            table + lag[:, None] * KIND.D_V + d_v[None, :],
+            mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
+            other=0.0,
+        )
+        out = tl.dot(masses, vectors, out, input_precision=KIND.EXACT)
+    return out

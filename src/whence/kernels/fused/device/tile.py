@@ -14,6 +14,8 @@ from whence.kernels.fused.device.arguments import Rows, Sizes
 LOG2E = tl.constexpr(1.4426950408889634)
 # The rounding residual of the output is stored times this, above float16's subnormal numbers.
 RESIDUAL_SCALE = tl.constexpr(256.0)
+COPIES = tl.constexpr(4)  # of a head's laid-out band, and of its reverse (band.py)
+COPY_MARGIN = tl.constexpr(16)  # how much longer a copy is than twice its edge, rounded down
 
 
 class Tails(NamedTuple):
@@ -315,10 +317,18 @@ def skewed(ptr, zero, r, c, stride):
 
 
 @triton.jit
-def near_bias(head, place, there, sizes, KIND: tl.constexpr, UNSTAGED: tl.constexpr):
+def near_bias(
+    head,
+    place,
+    there,
+    sizes,
+    KIND: tl.constexpr,
+    BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
+    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
+):
     """The bias of every cell of a near tile, in base 2.
 
-    A laid-out band needs one load a cell (layout.py). A raw band is as the caller gave it: for few
+    A laid-out band needs no comparison (band.py). A raw band is as the caller gave it: for few
     queries, comparisons cost less than laying it out.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
@@ -339,7 +349,7 @@ def near_bias(head, place, there, sizes, KIND: tl.constexpr, UNSTAGED: tl.conste
     elif KIND.PER_ROW:
         edge = sizes.edge
         index = tl.minimum(tl.maximum(lag, -edge), edge) + (place.r * head.band_q + edge)
-        if UNSTAGED:
+        if BY_KEYS:
             # The condition always holds. The compiler does not stage a load within a condition
             # through shared memory, which is slow for the scattered cells of a row's own band.
             bias = 0.0 * index.to(tl.float32)
@@ -351,9 +361,38 @@ def near_bias(head, place, there, sizes, KIND: tl.constexpr, UNSTAGED: tl.conste
             slope = tl.where(lag < 0, tails.left_slope, tails.right_slope)
             slope *= tl.abs(lag).to(tl.float32)
             bias += tl.where(within(lag, sizes.reach), 0.0, slope)
-    else:
+    elif UNSTAGED:
         bias = tl.load(head.band + (ahead + sizes.edge) + (place.c - place.r))
+    else:
+        # Copies are shifted so that a row, or a key of a transposed tile, begins at a multiple of
+        # COPIES: one load brings so many cells.
+        length = copy_length(sizes.edge)
+        if BY_KEYS:
+            copy = place.c % COPIES
+            line = (copy + COPIES) * length - (place.c - copy)
+            start, across = reversed_edge(sizes.edge) - ahead, place.r
+        else:
+            copy = place.r % COPIES
+            line = copy * length - (place.r - copy)
+            start, across = sizes.edge + ahead, place.c
+        line = tl.multiple_of(line, (COPIES, COPIES))
+        bias = tl.load(head.band + tl.multiple_of(start, COPIES) + (line + across))
     return bias
+
+
+@triton.jit
+def copy_length(edge):
+    """The length of one copy of a laid-out band (band.py)."""
+    return 2 * (edge // COPIES) * COPIES + COPY_MARGIN
+
+
+@triton.jit
+def reversed_edge(edge):
+    """The lag at the start of the first reversed copy.
+
+    It is the edge or two more: it plus q_start is a multiple of four, as the edge less q_start is.
+    """
+    return edge + 2 * (edge % 2)
 
 
 @triton.jit
@@ -382,6 +421,27 @@ def load_rows(
     else:
         tile = tl.load(place, mask=(first + r < n) & (d < D), other=0.0)
     return tile
+
+
+@triton.jit
+def leading_digits(x):
+    """float32 cut to the digits that tensor cores read.
+
+    Two products, of these digits and of what they leave, have float32's digits if the other factor
+    was in half precision, which tensor cores read whole.
+    """
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def table_product(x, table, acc, KIND: tl.constexpr):
+    """acc + x @ table^T with float32's digits; x has the dtype of the call, the table float32."""
+    x = x.to(tl.float32)
+    if KIND.PRECISION != "ieee":
+        lower_digits = table - leading_digits(table)
+        acc = tl.dot(x, tl.trans(lower_digits), acc, input_precision=KIND.PRECISION)
+        table -= lower_digits
+    return tl.dot(x, tl.trans(table), acc, input_precision=KIND.PRECISION)
 
 
 @triton.jit

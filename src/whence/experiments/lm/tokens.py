@@ -10,7 +10,8 @@ from jaxtyping import Integer
 
 from whence.analysis.json_result import Result
 from whence.checks import at_least, require
-from whence.experiments.hub import is_dataset, split_texts, validation_text
+from whence.experiments.folder import load_result
+from whence.experiments.lm.hub import is_dataset, split_texts, validation_text
 
 END, MASK = "<|end|>", "<|mask|>"
 FEWEST = 256 + 2  # every byte, and the two
@@ -60,6 +61,8 @@ def read_texts(data: str, valid: str | None, *, column: str = "text") -> Texts:
     if test is None:
         cut = len(whole) - len(whole) // VALID_SHARE
         train, test = whole[:cut], whole[cut:]
+    for name, text in (("training", train), ("validation", test)):
+        require(text != "", f"{data} is too short: it leaves no text for {name}.")
     digest = hashlib.sha256(train.encode())
     digest.update(b"\0")
     digest.update(test.encode())
@@ -78,10 +81,10 @@ def _read(name: str) -> str:
 
 
 def tokenizer_for(
-    texts: Texts, *, cache: Path, given: Path | None, vocab_size: int
+    texts: Texts, *, cache: Path | None, given: Path | None, vocab_size: int
 ) -> StoredTokenizer:
-    """The one given, the cached one, or one trained now; it is in `cache` afterwards."""
-    cached = _stored(cache, texts, vocab_size) if cache.is_file() else None
+    """The one given, the one in the file `cache` if that is there, or one trained now."""
+    cached = _stored(cache, texts, vocab_size) if cache is not None and cache.is_file() else None
     if given is not None:
         stored = _stored(given, texts, vocab_size)
         require(
@@ -91,8 +94,6 @@ def tokenizer_for(
         )
     else:
         stored = cached or _trained(texts, vocab_size)
-    if cached is None:
-        stored.save(cache)
     return stored
 
 
@@ -100,7 +101,7 @@ def keep_tokenizer(corpus: Corpus, tokenizer: str, cache: Path, *, named: str) -
     """Put the tokenizer of a corpus that is read from the file `named` into `cache`."""
     if cache.is_file():
         require(
-            StoredTokenizer.load(cache).tokenizer == tokenizer,
+            load_result(StoredTokenizer, cache, way_out="Delete it.").tokenizer == tokenizer,
             f"{cache} is another tokenizer than that of {named}, and jobs there may have used it. "
             "Give another --out.",
         )
@@ -127,7 +128,7 @@ def encoded(texts: Texts, stored: StoredTokenizer) -> Corpus:
 
 def _stored(path: Path, texts: Texts, vocab_size: int) -> StoredTokenizer:
     require(path.is_file(), f"there is no tokenizer {path}.")
-    stored = StoredTokenizer.load(path)
+    stored = load_result(StoredTokenizer, path, way_out="Delete it, and one is trained anew.")
     require(
         stored.data_sha256 == texts.sha256,
         f"the tokenizer {path} was trained on other data (SHA-256 {stored.data_sha256[:12]}, this "

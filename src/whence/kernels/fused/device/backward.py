@@ -1,0 +1,758 @@
+"""Backward: the logits' gradient of one tile, and its sums by blocks of rows and blocks of keys.
+
+The weights are recomputed from the log-sum-exp, and dS = P * (dP - delta), with dP = d_out v^T and
+delta = rowsum(out * d_out). The query kernel sums dS over the keys: dQ, and the gradients of
+whatever belongs to each row. The key kernel sums it over the rows: dK and dV, and where it is asked
+to, the diagonals of dS for a shared band (d_band.py).
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from whence.kernels.fused.device.arguments import VARYING, QueryGradients, Rows
+from whence.kernels.fused.device.forward import far_state
+from whence.kernels.fused.device.tile import (
+    LOG2E,
+    RESIDUAL_SCALE,
+    Head,
+    Place,
+    RowBlock,
+    columns,
+    dropout_factor,
+    far_line,
+    head_from,
+    head_of,
+    head_rows,
+    key_range,
+    load_far,
+    load_rows,
+    load_tails,
+    near_bias,
+    near_reach_of,
+    packed_row,
+    region_of,
+    row_range,
+    sizes_of,
+    skewed,
+    table_product,
+    visible_cells,
+    within,
+)
+
+# Keys of a stripe: a warp of four holds so many of a tile [64 keys, rows], which is why summing the
+# diagonals of a stripe needs exchanges within a warp alone.
+STRIPE = tl.constexpr(16)
+
+
+class Queries(NamedTuple):
+    """A block of rows: q [m, d], d_out [m, d_v], and lse and delta that broadcast to the tile."""
+
+    q: Any
+    d_out: Any
+    lse: Any
+    delta: Any
+
+
+class MassGradient(NamedTuple):
+    """The gradient of a value table's masses: its address, and those at the table's two ends."""
+
+    ptr: Any
+    left: Any
+    right: Any
+
+
+class TileGradient(NamedTuple):
+    """The weights that multiplied the values (after dropout), the softmax's weights, and dS."""
+
+    dropped: Any
+    weights: Any
+    d_logits: Any
+
+
+@triton.jit
+def tile_gradient(
+    queries,
+    k,  # [n, d]
+    v,  # [n, d_v]
+    place,
+    head,
+    d_mass,
+    sizes,
+    KIND: tl.constexpr,
+    REGION: tl.constexpr,
+    EVEN: tl.constexpr,  # no tile extends beyond the last row or key
+    BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
+    PREPARED: tl.constexpr,  # lse and delta hold the constants of the far side already
+    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
+):
+    """Weights and dS of one tile."""
+    if BY_KEYS:
+        logits = tl.dot(k, tl.trans(queries.q), input_precision=KIND.PRECISION)
+        logits = logits * (sizes.scale * LOG2E)
+        d_weights = tl.dot(v, tl.trans(queries.d_out), input_precision=KIND.PRECISION)
+    else:
+        logits = tl.dot(queries.q, tl.trans(k), input_precision=KIND.PRECISION)
+        logits = logits * (sizes.scale * LOG2E)
+        d_weights = tl.dot(queries.d_out, tl.trans(v), input_precision=KIND.PRECISION)
+    row = place.first_row + place.r
+    col = place.first_key + place.c
+    lse = queries.lse
+    delta = queries.delta
+    # A band that is laid out for a head holds the window: -inf beyond it.
+    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
+    WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW
+    LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
+    RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
+    if NEAR_BAND:
+        if UNSTAGED and not KIND.PER_ROW:
+            if sizes.reach >= 0:  # always so; see near_bias. The sum within it saves registers.
+                logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, True)
+        else:
+            logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, False)
+    if KIND.TAILS and REGION != 1 and not PREPARED:
+        ahead = place.first_row + sizes.q_start - place.first_key
+        LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
+        line = far_line(head.tails, ahead, place.r, REGION, KIND.SLOPES, LEVEL)
+        lse = lse - line.shift
+        if KIND.SLOPES:
+            logits += line.level + line.tilt * place.c.to(tl.float32)
+    weights = tl.exp2(logits - lse)
+    if KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN:
+        seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE)
+        weights = tl.where(seen & (row < sizes.n_q), weights, 0.0)
+    if KIND.VALUES and not PREPARED:
+        reach = sizes.value_reach
+        if REGION == 1:
+            lag = col - (row + sizes.q_start)
+            index = tl.minimum(tl.maximum(lag, -reach), reach)
+            index += place.r * (2 * reach + 1) + reach
+            if BY_KEYS:
+                if sizes.reach >= 0:  # always so; see near_bias
+                    d_weights += tl.load(d_mass.ptr + index, mask=row < sizes.n_q, other=0.0)
+            else:
+                d_weights += tl.load(d_mass.ptr + index, mask=row < sizes.n_q, other=0.0)
+        else:  # all keys of a far tile take an end row of the table: one number a query row
+            d_end = d_mass.left
+            if REGION == 2:
+                d_end = d_mass.right
+            if KIND.DROPOUT:
+                d_weights += d_end
+            else:
+                delta = delta - d_end
+    dropped = weights
+    if KIND.DROPOUT:
+        keep = dropout_factor(head.seed, row, col, sizes.dropout)
+        dropped = weights * keep
+        d_weights = d_weights * keep
+    return TileGradient(dropped, weights, weights * (d_weights - delta))
+
+
+class RowSums(NamedTuple):
+    """Sums over the keys of every row."""
+
+    d_q: Any  # [m, d]
+    d_left: Any  # [m]: dS in the left tail, and so on
+    d_right: Any
+    d_left_slope: Any  # dS * |lag|
+    d_right_slope: Any
+    imbalance: Any  # dS of the whole row
+    left_mass: Any  # weights in the left tail
+    right_mass: Any
+    left_distance: Any  # weights * |lag|
+    right_distance: Any
+
+
+@triton.jit(do_not_specialize=[*VARYING])
+def query_kernel(
+    q,
+    k,
+    v,
+    d_out,
+    output,
+    bias,
+    visible,
+    seed,
+    table,
+    far,
+    gradients,
+    statistics,
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    BALANCED: tl.constexpr,  # dS of every row is made to sum to zero
+    TWICE: tl.constexpr,  # ... before any gradient is taken of it, by a first pass over the keys
+):
+    """One block of query rows (program 0) of one head (program 1).
+
+    It also writes the row statistics that the kernels after it read.
+
+    dS of a row sums to zero in exact arithmetic. Forward multiplies rounded weights with the
+    values, so that delta, which comes from its output, is not quite the sum of the exact weights:
+    dS then sums to a small number, which a sum over rows, a tail that holds most of a row, or a
+    slope's distances would magnify. BALANCED adds that number to the delta of the kernels that
+    follow. Where rows are few a second pass costs little, and the gradients of the rows are exact
+    too.
+    """
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    ROWS: tl.constexpr = TILE.ROWS
+    TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
+    block = tl.program_id(0)
+    bh = tl.program_id(1).to(tl.int64)
+    b = bh // sizes.n_heads
+    h = bh % sizes.n_heads
+    r = tl.arange(0, ROWS)
+    index = block * ROWS + r
+    row = index.to(tl.int64)
+    first_row = block.to(tl.int64) * ROWS
+    there = index < sizes.n_q
+    place = bh * sizes.n_q + row
+    d = tl.arange(0, KIND.BLOCK_D)
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    on_q = there[:, None] & (d < KIND.D)[None, :]
+    on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
+    q_rows = head_rows(q, b, h).ptr + row[:, None] * q.stride_n
+    q_tile = tl.load(q_rows + d[None, :], mask=on_q, other=0.0)
+    d_rows = head_rows(d_out, b, h).ptr + row[:, None] * d_out.stride_n
+    d_tile = tl.load(d_rows + d_v[None, :], mask=on_out, other=0.0)
+    lse = tl.load(output.lse + place, mask=there, other=0.0)
+    packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)[:, None]
+    delta = delta_of(output, d_tile, packed * KIND.D_V + d_v[None, :], on_out)
+    pair = statistics.lse_delta + place * 2
+    tl.store(pair, lse, mask=there)
+    tl.store(pair + 1, delta, mask=there)
+    tails = load_tails(bias, b, h, index, there, KIND)
+    head = head_of(bias, visible, seed, b, h, sizes, KIND)
+    head = head_from(head, first_row, index, columns(tails, KIND), sizes, KIND, False)
+    rows = RowBlock(block * ROWS, r, there, tails)
+    d_mass_ptr = statistics.d_mass
+    d_left_mass = 0.0
+    d_right_mass = 0.0
+    if KIND.VALUES:
+        d_mass_ptr += (bh * sizes.n_q + first_row) * (2 * sizes.value_reach + 1)
+        of_head = table.ptr + h * table.stride_h
+        d_left_mass, d_right_mass = mass_gradients(d_mass_ptr, of_head, d_tile, rows, sizes, KIND)
+    if statistics.far_lse_delta is not None:
+        # What far tiles subtract from the logits and from dP, with the constants of their side.
+        side = statistics.far_lse_delta + place * 2
+        tl.store(side, lse - tails.left, mask=there)
+        tl.store(side + 1, delta - d_left_mass, mask=there)
+        side += tl.num_programs(1).to(tl.int64) * sizes.n_q * 2
+        tl.store(side, lse - tails.right, mask=there)
+        tl.store(side + 1, delta - d_right_mass, mask=there)
+    keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
+    d_band = gradients.d_band
+    if d_band is not None:
+        d_band += (bh * sizes.n_q + first_row) * (2 * sizes.reach + 1)
+    d_mass = MassGradient(d_mass_ptr, d_left_mass, d_right_mass)
+    if KIND.VALUES:
+        d_left, d_right = tl.expand_dims(d_left_mass, 1), tl.expand_dims(d_right_mass, 1)
+        d_mass = MassGradient(d_mass_ptr, d_left, d_right)
+    of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
+    k_head = head_rows(k, b, h // KIND.GROUPS)
+    v_head = head_rows(v, b, h // KIND.GROUPS)
+    sums = empty_sums(ROWS, KIND)
+    for _ in tl.static_range(1 + TWICE):
+        delta += sums.imbalance  # what the pass before has found
+        sums = empty_sums(ROWS, KIND)
+        if KIND.FAR and TAIL_SUMS:
+            parts = far_state(far, b, h, index, tails, sizes, KIND)
+            sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
+        queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
+        for REGION in tl.static_range(3):
+            if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
+                sums = summed_keys(
+                    sums,
+                    queries,
+                    k_head,
+                    v_head,
+                    head,
+                    d_mass,
+                    of_rows,
+                    rows,
+                    keys,
+                    sizes,
+                    KIND,
+                    TILE,
+                    BALANCED,
+                    REGION,
+                )
+    if BALANCED:
+        tl.store(pair + 1, delta + sums.imbalance, mask=there)
+    d_q = sums.d_q * sizes.scale
+    if KIND.FAR:
+        m = sizes.n_q - sizes.far_start
+        of_left = index - sizes.far_start
+        d_q += load_far(far.left.d_q, b, h, of_left, m, sizes.n_heads, d, KIND.D, KIND.TOKENS)
+        if not KIND.CAUSAL:
+            of_right = m - 1 - index
+            d_q += load_far(far.right.d_q, b, h, of_right, m, sizes.n_heads, d, KIND.D, KIND.TOKENS)
+    cells = gradients.d_q + packed * KIND.D + d[None, :]
+    tl.store(cells, d_q.to(gradients.d_q.dtype.element_ty), mask=on_q)
+    if TAIL_SUMS:
+        d_left = sums.d_left - sums.imbalance * sums.left_mass
+        d_right = sums.d_right - sums.imbalance * sums.right_mass
+        d_left_slope = sums.d_left_slope
+        d_right_slope = sums.d_right_slope
+        if KIND.SLOPES:
+            d_left_slope -= sums.imbalance * sums.left_distance
+            d_right_slope -= sums.imbalance * sums.right_distance
+        kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
+        d_tails = gradients.d_tails + place
+        tl.store(d_tails, d_left, mask=there)
+        tl.store(d_tails + kind, d_left_slope, mask=there)
+        tl.store(d_tails + 2 * kind, d_right, mask=there)
+        tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
+
+
+@triton.jit
+def delta_of(output, d_out, cells, there):
+    """rowsum(out * d_out), with the digits of out that rounding took."""
+    out = tl.load(output.out + cells, mask=there, other=0.0).to(tl.float32)
+    if output.residual is not None:
+        residual = tl.load(output.residual + cells, mask=there, other=0.0)
+        out += residual.to(tl.float32) / RESIDUAL_SCALE
+    return tl.sum(out * d_out.to(tl.float32), 1)
+
+
+@triton.jit
+def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
+    """The sums before any key."""
+    WIDTH: tl.constexpr = KIND.BLOCK_D
+    return RowSums(
+        tl.zeros([ROWS, WIDTH], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+        tl.zeros([ROWS], dtype=tl.float32),
+    )
+
+
+@triton.jit
+def with_far(sums, far, d_out, lse, delta, d_left_mass, d_right_mass, KIND: tl.constexpr):
+    """The sums of the tails after the far keys, from the far keys' outputs and log-sum-exps."""
+    d_end = tl.sum(far.out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
+    left_mass = sums.left_mass + tl.exp2(far.lse_left - lse)
+    d_left = sums.d_left + left_mass * d_end
+    right_mass = sums.right_mass
+    d_right = sums.d_right
+    if not KIND.CAUSAL:
+        d_end = tl.sum(far.out_right * d_out.to(tl.float32), 1) - delta + d_right_mass
+        right_mass += tl.exp2(far.lse_right - lse)
+        d_right += right_mass * d_end
+    return RowSums(
+        sums.d_q,
+        d_left,
+        d_right,
+        sums.d_left_slope,
+        sums.d_right_slope,
+        sums.imbalance + (d_left + d_right),
+        left_mass,
+        right_mass,
+        sums.left_distance,
+        sums.right_distance,
+    )
+
+
+@triton.jit
+def summed_keys(
+    sums,
+    queries,
+    k,
+    v,
+    head,
+    d_mass,
+    gradients,
+    rows,
+    keys,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    BALANCED: tl.constexpr,
+    REGION: tl.constexpr,
+):
+    """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
+    BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
+    TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
+    (
+        d_q,
+        d_left,
+        d_right,
+        d_left_slope,
+        d_right_slope,
+        imbalance,
+        left_mass,
+        right_mass,
+        left_distance,
+        right_distance,
+    ) = sums
+    start, stop = region_of(keys, REGION)
+    reach = sizes.reach
+    c = tl.arange(0, BLOCK)
+    d = tl.arange(0, KIND.BLOCK_D)
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    r = rows.r[:, None]
+    first_row = rows.first_row
+    for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
+        cols = block + c
+        k_tile = load_rows(k, block, c[:, None], d[None, :], sizes.n_k, KIND.D, TILE.EVEN)
+        v_tile = load_rows(v, block, c[:, None], d_v[None, :], sizes.n_k, KIND.D_V, TILE.EVEN)
+        place = Place(first_row, r, block, c[None, :])
+        _, weights, d_logits = tile_gradient(
+            queries,
+            k_tile,
+            v_tile,
+            place,
+            head,
+            d_mass,
+            sizes,
+            KIND,
+            REGION,
+            TILE.EVEN,
+            False,
+            False,
+            False,
+        )
+        d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
+        lag = cols[None, :] - (first_row + r + sizes.q_start)
+        if gradients.d_band is not None and REGION == 1:
+            inside = within(lag, reach) & (first_row + r < sizes.n_q)
+            zero = block - (first_row + sizes.q_start) + reach
+            cells = skewed(gradients.d_band, zero, r, c[None, :], 2 * reach + 1)
+            tl.store(cells, d_logits, mask=inside & (cols < sizes.n_k)[None, :])
+        d_row = imbalance
+        if BALANCED:
+            d_row = tl.sum(d_logits, 1)
+            imbalance += d_row
+        if TAIL_SUMS:
+            if REGION == 1:
+                d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
+                left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
+                if not KIND.CAUSAL:
+                    d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
+                    right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
+            elif REGION == 0:
+                d_left += d_row
+                left_mass += tl.sum(weights, 1)
+            else:
+                d_right += d_row
+                right_mass += tl.sum(weights, 1)
+        if TAIL_SUMS and KIND.SLOPES:
+            distance = tl.abs(lag).to(tl.float32)
+            in_left = lag < -reach
+            left_distance += tl.sum(tl.where(in_left, weights * distance, 0.0), 1)
+            d_left_slope += tl.sum(tl.where(in_left, d_logits * distance, 0.0), 1)
+            if not KIND.CAUSAL:
+                in_right = lag > reach
+                right_distance += tl.sum(tl.where(in_right, weights * distance, 0.0), 1)
+                d_right_slope += tl.sum(tl.where(in_right, d_logits * distance, 0.0), 1)
+    return RowSums(
+        d_q,
+        d_left,
+        d_right,
+        d_left_slope,
+        d_right_slope,
+        imbalance,
+        left_mass,
+        right_mass,
+        left_distance,
+        right_distance,
+    )
+
+
+@triton.jit
+def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
+    """Stores d_mass = d_out @ table^T for near tiles; returns those of the first and last lag."""
+    last = 2 * sizes.value_reach
+    width = last + 1
+    there = rows.there
+    d_v = tl.arange(0, KIND.BLOCK_DV)
+    vector = tl.load(table + last * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
+    d_right = tl.sum(d_out.to(tl.float32) * vector[None, :], 1)
+    end = d_mass + rows.r * width
+    tl.store(end + last, d_right, mask=there)
+    for start in tl.range(0, last, 32, num_stages=1):
+        lag = start + tl.arange(0, 32)
+        vectors = tl.load(
+            table + lag[:, None] * KIND.D_V + d_v[None, :],
+            mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
+            other=0.0,
+        )
+        part = tl.zeros([d_out.shape[0], 32], dtype=tl.float32)
+        part = table_product(d_out, vectors, part, KIND)
+        inside = there[:, None] & (lag < last)[None, :]
+        tl.store(d_mass + rows.r[:, None] * width + lag[None, :], part, mask=inside)
+    tl.debug_barrier()  # the threads of this program read what others of them wrote
+    return tl.load(end, mask=there, other=0.0), d_right
+
+
+class KeyBlock(NamedTuple):
+    """A block of keys: k [n, d], v [n, d_v] and the index of its first key."""
+
+    k: Any
+    v: Any
+    first: Any
+
+
+class KeySums(NamedTuple):
+    """Sums over the query rows: [n, d] and [n, d_v]."""
+
+    d_k: Any
+    d_v: Any
+
+
+class QueryHead(NamedTuple):
+    """One query head h of sequence b."""
+
+    q: Rows
+    d_out: Rows
+    head: Head
+    tails: Any  # Tails of the head; of the rows they are loaded with each tile
+    b: Any
+    h: Any
+    groups: Any  # query heads of one key head
+
+
+@triton.jit(do_not_specialize=["groups", *VARYING])
+def key_kernel(
+    q,
+    k,
+    v,
+    d_out,
+    statistics,
+    bias,
+    visible,
+    seed,
+    far,
+    gradients,
+    groups,  # unknown to the compiler: it would unroll a loop of one, and serialise the products
+    numbers,
+    n_q,
+    n_k,
+    q_start,
+    reach,
+    edge,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,  # NEAR counts rows
+    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
+):
+    """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
+    sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    BLOCK: tl.constexpr = TILE.KEYS
+    WIDTH: tl.constexpr = KIND.BLOCK_D
+    WIDTH_V: tl.constexpr = KIND.BLOCK_DV
+    block = tl.program_id(0)
+    bkv = tl.program_id(1).to(tl.int64)
+    n_kv = sizes.n_heads // groups
+    b = bkv // n_kv
+    h_kv = bkv % n_kv
+    cols = block * BLOCK + tl.arange(0, BLOCK)
+    column = cols.to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    d_v = tl.arange(0, WIDTH_V)
+    on_k = (cols < sizes.n_k)[:, None] & (d < KIND.D)[None, :]
+    on_v = (cols < sizes.n_k)[:, None] & (d_v < KIND.D_V)[None, :]
+    k_rows = head_rows(k, b, h_kv).ptr + column[:, None] * k.stride_n
+    v_rows = head_rows(v, b, h_kv).ptr + column[:, None] * v.stride_n
+    k_tile = tl.load(k_rows + d[None, :], mask=on_k, other=0.0)
+    v_tile = tl.load(v_rows + d_v[None, :], mask=on_v, other=0.0)
+    d_k = tl.zeros([BLOCK, WIDTH], dtype=tl.float32)
+    d_value = tl.zeros([BLOCK, WIDTH_V], dtype=tl.float32)
+    keys = KeyBlock(k_tile, v_tile, block * BLOCK)
+    for g in range(0, groups):
+        h = h_kv * groups + g
+        rows = row_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
+        head = head_of(bias, visible, seed, b, h, sizes, KIND)
+        tails = head.tails
+        if not KIND.PER_ROW:
+            tails = load_tails(bias, b, h, 0, True, KIND)
+        queries = QueryHead(head_rows(q, b, h), head_rows(d_out, b, h), head, tails, b, h, groups)
+        for STEP in tl.static_range(3):
+            # The rows before come first; these keys lie far to their right.
+            if STEP == 1 or not (KIND.FAR or (KIND.CAUSAL and STEP == 0)):
+                d_k, d_value = summed_rows(
+                    KeySums(d_k, d_value),
+                    keys,
+                    queries,
+                    statistics,
+                    bias,
+                    gradients.stripes,
+                    rows,
+                    sizes,
+                    KIND,
+                    TILE,
+                    2 - STEP,
+                    UNSTAGED,
+                )
+    d_k *= sizes.scale
+    if KIND.FAR:
+        m = sizes.n_k - sizes.far_start
+        d_k += load_far(far.left.d_k, b, h_kv, cols, m, n_kv, d, KIND.D, KIND.TOKENS)
+        d_value += load_far(far.left.d_v, b, h_kv, cols, m, n_kv, d_v, KIND.D_V, KIND.TOKENS)
+        if not KIND.CAUSAL:
+            back = sizes.n_k - 1 - cols
+            d_k += load_far(far.right.d_k, b, h_kv, back, m, n_kv, d, KIND.D, KIND.TOKENS)
+            d_value += load_far(far.right.d_v, b, h_kv, back, m, n_kv, d_v, KIND.D_V, KIND.TOKENS)
+    place = packed_row(b, h_kv, column, sizes.n_k, n_kv, KIND.TOKENS)[:, None]
+    to_k = gradients.d_k + place * KIND.D + d[None, :]
+    to_v = gradients.d_v + place * KIND.D_V + d_v[None, :]
+    tl.store(to_k, d_k.to(gradients.d_k.dtype.element_ty), mask=on_k)
+    tl.store(to_v, d_value.to(gradients.d_v.dtype.element_ty), mask=on_v)
+
+
+@triton.jit
+def summed_rows(
+    sums,
+    keys,
+    queries,
+    statistics,
+    bias,
+    stripes,
+    rows,
+    sizes,
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    REGION: tl.constexpr,  # where these keys lie as seen from the rows
+    UNSTAGED: tl.constexpr,
+):
+    """dK and dV of a block of keys after the rows of one region of one query head."""
+    BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.ROWS
+    PREPARED: tl.constexpr = statistics.far_lse_delta is not None and REGION != 1
+    HELD: tl.constexpr = KIND.BLOCK_D <= 64
+    STRIPED: tl.constexpr = stripes is not None and REGION == 1
+    d_k, d_v = sums
+    head = queries.head
+    bh = queries.b * sizes.n_heads + queries.h
+    width = 2 * sizes.value_reach + 1
+    start, stop = rows.near_stop, rows.high
+    if REGION == 1:
+        start, stop = rows.near_start, rows.near_stop
+    if REGION == 2:
+        start, stop = rows.low, rows.near_start
+    pairs = statistics.lse_delta + bh * sizes.n_q * 2
+    if PREPARED:  # the query kernel put the constants of the tails and of the table's ends in
+        count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
+        pairs = statistics.far_lse_delta + ((REGION // 2) * count + bh * sizes.n_q) * 2
+    r = tl.arange(0, BLOCK)
+    c = tl.arange(0, TILE.KEYS)[:, None]
+    d = tl.arange(0, KIND.BLOCK_D)[None, :]
+    d_value = tl.arange(0, KIND.BLOCK_DV)[None, :]
+    if STRIPED:
+        STRIPES: tl.constexpr = TILE.KEYS // STRIPE
+        length = stripe_length(sizes, TILE)
+        stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
+        of_head = bh * tl.num_programs(0) * STRIPES * length
+        diagonals = stripes + of_head + (stripe * length + r[None, :])
+        unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
+    for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
+        index = block + r
+        first_row = tl.zeros([], tl.int64) + block
+        there = index < sizes.n_q
+        q_tile = load_rows(queries.q, block, r[:, None], d, sizes.n_q, KIND.D, TILE.EVEN)
+        d_tile = load_rows(
+            queries.d_out, block, r[:, None], d_value, sizes.n_q, KIND.D_V, TILE.EVEN, HELD
+        )
+        lse, delta = lse_and_delta(pairs + first_row * 2, r, there, TILE.EVEN)
+        of_tile = Queries(q_tile, d_tile, lse[None, :], delta[None, :])
+        tails = queries.tails
+        if KIND.PER_ROW and not PREPARED:
+            tails = load_tails(bias, queries.b, queries.h, index[None, :], there[None, :], KIND)
+        d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
+        if KIND.VALUES and not PREPARED:
+            of_rows = statistics.d_mass + (bh * sizes.n_q + first_row) * width
+            end = of_rows + (r * width)[None, :]
+            left = 0.0
+            right = 0.0
+            if REGION == 0:
+                left = tl.load(end, mask=there[None, :], other=0.0)
+            if REGION == 2:
+                right = tl.load(end + (width - 1), mask=there[None, :], other=0.0)
+            d_mass = MassGradient(of_rows, left, right)
+        place = Place(block, r[None, :], keys.first, c)
+        dropped, _, d_logits = tile_gradient(
+            of_tile,
+            keys.k,
+            keys.v,
+            place,
+            head_from(head, first_row, index, tails, sizes, KIND, True),
+            d_mass,
+            sizes,
+            KIND,
+            REGION,
+            TILE.EVEN,
+            True,
+            PREPARED,
+            UNSTAGED,
+        )
+        d_v = tl.dot(dropped.to(d_tile.dtype), d_tile, d_v, input_precision=KIND.PRECISION)
+        d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
+        if STRIPED:  # a diagonal that starts in one tile of a stripe ends in the next
+            own, earlier = stripe_sums(d_logits)
+            tl.store(diagonals + block, unfinished + earlier)
+            unfinished = own
+    if STRIPED:
+        tl.store(diagonals + stop, unfinished)
+    return KeySums(d_k, d_v)
+
+
+@triton.jit
+def lse_and_delta(ptr, r, there, EVEN: tl.constexpr):
+    """lse and delta of every row of a tile.
+
+    They are loaded as at least 128 numbers, which the compiler spreads over the threads. Of fewer
+    it makes every thread load all that it will need, which is sixteen times the work; so for few
+    rows each number is loaded twice.
+    """
+    TWICE: tl.constexpr = r.shape[0] < 64
+    place = ptr + (r[:, None] * 2 + tl.arange(0, 2)[None, :])
+    on = there[:, None]
+    if TWICE:
+        place = place[:, None, :] + tl.zeros([1, 2, 1], tl.int32)
+        on = on[:, None, :]
+    pairs = tl.load(place) if EVEN else tl.load(place, mask=on, other=0.0)
+    lse, delta = tl.split(pairs)
+    if TWICE:
+        lse, _ = tl.split(lse)
+        delta, _ = tl.split(delta)
+    return lse, delta
+
+
+@triton.jit
+def stripe_length(sizes, TILE: tl.constexpr):
+    """How many sums a stripe has: one for each r - c, from -ROWS to the last row, in whole tiles.
+
+    r is a row of the head and c = 0..15 a key of the stripe.
+    """
+    return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 1) * TILE.ROWS
+
+
+@triton.jit
+def stripe_sums(d_logits):
+    """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
+
+    At t the first holds the cells with r - c = t. The second holds those with r - c = t - ROWS,
+    diagonals that started in the tile before. Key c's row is turned by c, so that a column t holds
+    both: one exchange between threads a cell.
+    """
+    KEYS: tl.constexpr = d_logits.shape[0]
+    ROWS: tl.constexpr = d_logits.shape[1]
+    STRIPES: tl.constexpr = KEYS // STRIPE
+    cells = tl.reshape(d_logits, [STRIPES, STRIPE, ROWS])
+    c = tl.arange(0, STRIPE)[None, :, None]
+    t = tl.arange(0, ROWS)[None, None, :]
+    turn = tl.broadcast_to(c + t, [STRIPES, STRIPE, ROWS])
+    turned = tl.gather(cells, turn % ROWS, 2)
+    own = tl.sum(tl.where(turn < ROWS, turned, 0.0), 1)
+    earlier = tl.sum(tl.where(turn < ROWS, 0.0, turned), 1)
+    return own, earlier
