@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -29,6 +30,7 @@ from whence.methods.spec import options_of
 MEMORY = 3 << 30  # bytes that a command may ask for besides what the process has
 SECONDS = 100
 DEEP = "[" * 100_000
+PROGRESS = re.compile(r" *\d+% ")  # what a long command says without a terminal
 
 WHOLE = ["0", "-1", "1", "2", "3", "8", "-0", "2147483648", str(2**63 - 1), str(2**63), "9" * 20]
 REAL = ["0", "-1", "0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e39", "-1e39"]
@@ -206,7 +208,8 @@ def fault(arguments: list[str]) -> str | None:
         ("Usage:", "Error:")
     ):  # an option that is not there, or without value
         return None
-    if result.stdout or result.stderr.count("\n") != 1 or not result.stderr.startswith("whence: "):
+    lines = [line for line in result.stderr.splitlines() if not PROGRESS.match(line)]
+    if result.stdout or len(lines) != 1 or not lines[0].startswith("whence: "):
         return f"not one line: {result.stdout!r} and {result.stderr!r}"
     return None
 
