@@ -261,6 +261,8 @@ def main() -> int:
                     print(
                         f"seed {seed}: {[x[:60] for x in arguments]}\n{found[-3000:]}", flush=True
                     )
+                if (seed - first + 1) % 250 == 0:
+                    print(f"{seed - first + 1} tried, {n_faults} faults", flush=True)
         os.chdir("/")
     print(f"{n} hostile command lines, {n_faults} faults")
     return int(n_faults > 0)
