@@ -101,6 +101,10 @@ BEHIND = {
 }
 
 
+class TooLongError(Exception):
+    """Not TimeoutError, which a command would take for an error of the system."""
+
+
 def write_world(folder: Path) -> None:
     """Files and folders, sound and broken, for commands that run in `folder`."""
     files: dict[str, str | bytes] = {
@@ -244,7 +248,7 @@ def main() -> int:
     n_faults = 0
 
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"it runs longer than {SECONDS} s")
+        raise TooLongError(f"it runs longer than {SECONDS} s")
 
     signal.signal(signal.SIGALRM, too_long)
     with tempfile.TemporaryDirectory() as folder:
