@@ -32,7 +32,8 @@ def refused_tangent(tensors: Tensors) -> str | None:
     """Why a kernel without forward-mode derivatives cannot run a call, or None."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return None
-    if all(forward_ad.unpack_dual(x).tangent is None for x in tensors()):
+    parts: Any = forward_ad.unpack_dual  # which has no types
+    if all(parts(x).tangent is None for x in tensors()):
         return None
     return f"has no forward-mode derivatives. {WAY_OUT}"
 
@@ -49,6 +50,8 @@ def once_differentiable(backward: Backward) -> Backward:
 
     @functools.wraps(backward)
     def once(ctx: Any, *d_outs: Tensor | None) -> Any:
+        if torch.compiler.is_compiling():  # a compiled function has no second derivative anyway
+            return backward(ctx, *d_outs)
         if any(x is not None and _is_batched(x) for x in d_outs):
             raise RuntimeError(f"this attention's backward takes no batch of gradients. {WAY_OUT}")
         with torch.no_grad():

@@ -15,7 +15,7 @@ import whence
 from whence import METHODS
 from whence.cli.errors import with_extra
 from whence.cli.root import app
-from whence.extras import extra_of
+from whence.extras import extra_of, install
 
 
 def run(*arguments: str) -> Result:
@@ -232,7 +232,20 @@ def test_demo_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "whence.report", raising=False)
     monkeypatch.delitem(sys.modules, "whence.report.lag_curves", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    fails_with(run("demo"), 1, "this needs matplotlib", "pip install 'whence[plot]'")
+    fails_with(run("demo"), 1, "this needs matplotlib", "pip install 'whence[plot]'", "'.[plot]'")
+
+
+def test_every_message_about_an_extra_says_what_works_in_a_clone_too() -> None:
+    assert install("hf", "plot") == (
+        "pip install 'whence[hf,plot]', or in a clone pip install '.[hf,plot]'"
+    )
+    sources = Path(whence.__file__).parent
+    by_hand = [
+        path.name
+        for path in sources.rglob("*.py")
+        if "pip install 'whence[" in path.read_text(encoding="utf-8") and path.name != "extras.py"
+    ]
+    assert by_hand == []
 
 
 def test_every_extra_is_found_by_the_name_of_its_module() -> None:

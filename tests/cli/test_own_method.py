@@ -48,12 +48,14 @@ def test_its_name_is_printed_as_it_is() -> None:
     assert "my_waves:Wave:period=3" in run("params", "--methods", "my_waves:Wave:period=3").stdout
 
 
-def test_the_current_folder_is_searched_last_and_only_for_this(folder: Path) -> None:
+def test_the_current_folder_is_searched_last_and_only_where_it_is_asked_for(folder: Path) -> None:
     (folder / "json").mkdir()
     (folder / "json" / "__init__.py").write_text("raise RuntimeError('taken for the real one')")
     before = list(sys.path)
-    assert run("explain", "my_waves:Wave").exit_code == 0
+    assert run("explain", "tisa").exit_code == 0
     assert sys.path == before
+    assert run("explain", "my_waves:Wave").exit_code == 0
+    assert sys.path == [*before, str(folder)]
 
 
 @pytest.mark.parametrize(

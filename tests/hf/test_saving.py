@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -246,6 +247,19 @@ def test_a_checkpoint_of_a_newer_whence_says_so(saved, tmp_path):
     path = altered(saved, tmp_path / "new", format=2)
     for load in (from_pretrained, AutoModel.from_pretrained):
         with pytest.raises(ValueError, match=r"format 2 of whence.*pip install -U whence"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"position": 5}, {"position": ["tisa"]}, {"layers": 5}, {"share": "no"}, {"backend": 1}],
+    ids=str,
+)
+def test_an_entry_of_the_wrong_kind_is_named(saved, tmp_path, changes):
+    path = altered(saved, tmp_path / "odd", **changes)
+    ((name, value),) = changes.items()
+    for load in (from_pretrained, AutoModel.from_pretrained):
+        with pytest.raises(ValueError, match=re.escape(f"has {name} = {value!r}, which attach")):
             load(path)
 
 

@@ -347,6 +347,10 @@ def call(q=(B, H, 5, D), k=(B, H, 7, D), v=(B, H, 7, D), **options):
     [
         ({"q": (H, 5, D)}, r"attend needs q as floating point \[b, h, n, d\], got torch.float32"),
         ({"k": torch.zeros(B, H, 7, D).long()}, "attend needs k as floating point.*torch.int64"),
+        ({"q": (B, 0, 5, D)}, r"one head and one column or more in q, got \(2, 0, 5, 3\)"),
+        ({"k": (B, 0, 7, D)}, "one head and one column or more in k"),
+        ({"q": (B, H, 5, 0), "k": (B, H, 7, 0)}, "one head and one column or more in q"),
+        ({"v": (B, H, 7, 0)}, "one head and one column or more in v"),
         ({"k": (3, H, 7, D)}, r"must share the batch, got q \(2, 4, 5, 3\), k \(3, 4, 7, 3\)"),
         ({"v": (1, H, 7, D)}, "must share the batch"),
         ({"k": (B, H, 7, 9)}, "q and k must share the head size"),

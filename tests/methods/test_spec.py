@@ -1,6 +1,6 @@
 """The text form of a method: what build makes of it, and what it says of a mistake."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from whence import METHODS, LagBias, LowRankBias, PositionMethod, Sum, attend, build
 from whence.lag import Terms
-from whence.methods.spec import instantiate, parse
+from whence.methods.spec import instantiate, options_of, parse
 from whence.nn import positioned_attention
 
 
@@ -114,6 +114,31 @@ def test_every_method_refuses_an_option_it_does_not_have(spec):
     for key in ("nonsense", "args", "kwargs", "self"):
         with pytest.raises(ValueError, match=f"Unknown option of method '{spec}': '{key}'"):
             make(f"{spec}:{key}=1")
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e39", "-1e39", "1e400"])
+def test_a_number_that_is_not_finite_in_float32_is_refused_as_text_and_in_python(name, value):
+    context = {"n_heads": 4, "d_head": 8, "d_model": 32}
+    for key, option in options_of(METHODS[name]).items():
+        if float not in (option.annotation, *get_args(option.annotation)):
+            continue
+        with pytest.raises(ValueError, match=f"{key} must be a finite number"):
+            make(f"{name}:{key}={value}")
+        given = {k: v for k, v in context.items() if k in options_of(METHODS[name])}
+        with pytest.raises(ValueError, match=f"{key} must be a finite number"):
+            METHODS[name](**given, **{key: float(value)})
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_a_size_beyond_all_models_is_refused_before_anything_is_made(spec):
+    for size in ("n_heads", "d_head", "d_model", "max_length", "n_layers"):
+        with pytest.raises(ValueError, match=f"{size} must be at most"):
+            make(spec, **{size: 10**20})
+    for key, option in options_of(METHODS[spec]).items():
+        if int in (option.annotation, *get_args(option.annotation)):
+            with pytest.raises(ValueError, match=f"{key} must be at most"):
+                make(f"{spec}:{key}={10**20}")
 
 
 def test_a_method_without_options_says_so():

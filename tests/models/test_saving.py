@@ -180,6 +180,7 @@ def test_the_config_survives_and_says_what_is_wrong(tmp_path: Path) -> None:
     assert isinstance(model, WhenceForCausalLM)
     for options, message in [
         ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size must be a multiple"),
+        ({"position": 5}, "position must be a text such as 'tisa:kernels=5', got 5"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "must be a multiple of num_key"),
         ({"norm": "batchnorm"}, "Unknown norm 'batchnorm'"),
         ({"positon": "tisa"}, "has no option 'positon'. Did you mean 'position'?"),

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -29,9 +30,12 @@ from whence.methods.spec import options_of
 MEMORY = 3 << 30  # bytes that a command may ask for besides what the process has
 SECONDS = 100
 DEEP = "[" * 100_000
+PROGRESS = re.compile(r" *\d+% ")  # what a long command says without a terminal
 
-NUMBERS = ["0", "-1", "1", "2", "3", "-0", "2147483648", str(2**63 - 1), str(2**63), "9" * 20]
-NUMBERS += [
+WHOLE = ["0", "-1", "1", "2", "3", "8", "-0", "2147483648", str(2**63 - 1), str(2**63), "9" * 20]
+REAL = ["0", "-1", "0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e39", "-1e39"]
+NUMBERS = [
+    *WHOLE,
     "9" * 5000,
     "1.5",
     "nan",
@@ -97,6 +101,10 @@ BEHIND = {
 }
 
 
+class TooLongError(Exception):
+    """Not TimeoutError, which a command would take for an error of the system."""
+
+
 def write_world(folder: Path) -> None:
     """Files and folders, sound and broken, for commands that run in `folder`."""
     files: dict[str, str | bytes] = {
@@ -130,7 +138,7 @@ def command_line(seed: int) -> list[str]:
     draw = random.Random(seed)
     command: Any = draw.choice(app.registered_commands).callback
     name = command.__name__.replace("_", "-")
-    arguments, options = [], []
+    arguments, options, often = [], [], draw.choice([0.05, 0.1, 0.25])
     for parameter in inspect.signature(command).parameters.values():
         hint, info = get_args(parameter.annotation)
         required = parameter.default is parameter.empty
@@ -138,7 +146,7 @@ def command_line(seed: int) -> list[str]:
             many = draw.choice([1, 1, 2, 3]) if get_origin(hint) is list else 1
             if required or draw.random() < 0.5:
                 arguments += [_value(draw, parameter.name, hint, info) for _ in range(many)]
-        elif draw.random() < (0.9 if required else 0.25):
+        elif draw.random() < (0.95 if required else often):
             # Within Annotated, typer keeps the first name of an option where a default would be.
             names = [text for text in (info.default, *info.param_decls) if isinstance(text, str)]
             names = (
@@ -158,8 +166,9 @@ def _value(draw: random.Random, name: str, hint: Any, info: Any) -> str:
         return _spec(draw)
     if name == "out":  # results go nowhere else
         return draw.choice(["out", "new/$x", "file.txt", "file.txt/x", "/dev/null/x", "x" * 300])
-    if {int, float} & {hint, *get_args(hint)}:
-        return draw.choice(NUMBERS)
+    kinds = {hint, *get_args(hint)}
+    if {int, float} & kinds:  # most are right for the command line, so that the command sees them
+        return draw.choice(draw.choice([WHOLE if int in kinds else REAL] * 9 + [NUMBERS]))
     if name in ("lengths", "eval_lengths", "head_sizes", "learning_rate"):
         return ",".join(draw.choices(NUMBERS, k=draw.choice([1, 1, 2])))
     choices = (info.metavar or "").split("|")
@@ -203,7 +212,8 @@ def fault(arguments: list[str]) -> str | None:
         ("Usage:", "Error:")
     ):  # an option that is not there, or without value
         return None
-    if result.stdout or result.stderr.count("\n") != 1 or not result.stderr.startswith("whence: "):
+    lines = [line for line in result.stderr.splitlines() if not PROGRESS.match(line)]
+    if result.stdout or len(lines) != 1 or not lines[0].startswith("whence: "):
         return f"not one line: {result.stdout!r} and {result.stderr!r}"
     return None
 
@@ -238,7 +248,7 @@ def main() -> int:
     n_faults = 0
 
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"it runs longer than {SECONDS} s")
+        raise TooLongError(f"it runs longer than {SECONDS} s")
 
     signal.signal(signal.SIGALRM, too_long)
     with tempfile.TemporaryDirectory() as folder:
@@ -255,6 +265,8 @@ def main() -> int:
                     print(
                         f"seed {seed}: {[x[:60] for x in arguments]}\n{found[-3000:]}", flush=True
                     )
+                if (seed - first + 1) % 250 == 0:
+                    print(f"{seed - first + 1} tried, {n_faults} faults", flush=True)
         os.chdir("/")
     print(f"{n} hostile command lines, {n_faults} faults")
     return int(n_faults > 0)

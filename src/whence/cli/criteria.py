@@ -1,8 +1,10 @@
 """`whence criteria`: Table 1 of the slides, measured on the code, beside the slides' ticks."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -13,6 +15,7 @@ from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.specs import read_specs
 from whence.files import check_folder
+from whence.methods import build
 
 if TYPE_CHECKING:
     from whence.analysis.criteria import CriteriaReport, Criterion
@@ -42,6 +45,8 @@ def criteria(
         from whence.analysis.criteria import criteria as measure  # NumPy is an extra
 
         specs = read_specs(methods)
+        for spec in specs:
+            _check_memory(spec)
         if out is not None:
             check_folder(out.parent)
         console = Console(stderr=True)
@@ -55,6 +60,25 @@ def criteria(
         typer.echo(report.to_json())
     else:
         _print(report)
+
+
+def _check_memory(spec: str) -> None:
+    """Raise where this machine could not hold the parameters: the system would kill the command."""
+    from whence.analysis.probes import D_HEAD, HEADS
+
+    if not hasattr(os, "sysconf"):  # Windows, where an allocation fails at once
+        return
+    try:
+        with torch.device("meta"):
+            count = build(spec, n_heads=HEADS, d_head=D_HEAD).n_parameters()
+    except ImportError:
+        return  # it is left out of the table
+    needed, there = 32 * count, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:  # float64 numbers, their gradients, and both once more
+        raise MemoryError(
+            f"{spec} has {count:,} parameters, for which {needed / 1e9:,.0f} GB are needed and "
+            f"{there / 1e9:,.0f} GB there."
+        )
 
 
 def _print(report: "CriteriaReport") -> None:

@@ -8,6 +8,7 @@ import torch
 from whence.checks import require
 from whence.methods import METHODS, build
 from whence.methods.registry import import_modules, named, plugins
+from whence.methods.spec import parse
 
 
 def read_specs(text: str | None, *, n_heads: int = 4, d_head: int = 16) -> tuple[str, ...]:
@@ -43,15 +44,12 @@ def read_spec(text: str) -> str:
     >>> read_spec("TISA : kernels = 3")
     'tisa:kernels=3'
     """
-    here = str(Path.cwd())
-    known = here in sys.path or "" in sys.path  # an installed command does not look here
-    if not known:
-        sys.path.append(here)  # last, so that no file here is taken for an installed module
-    try:
-        import_modules(text)
-    finally:
-        if not known:
-            sys.path.remove(here)
+    here, modules = str(Path.cwd()), [name for name, _ in parse(text) if ":" in name]
+    if modules and here not in sys.path and "" not in sys.path:
+        # An installed command does not look here. Last, so that no file here is taken for an
+        # installed module; and it stays, for the processes that this one starts.
+        sys.path.append(here)
+    import_modules(text)
     return "+".join(_written(part.name, part.options) for part in named(text))
 
 

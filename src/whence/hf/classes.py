@@ -17,6 +17,13 @@ from whence.families import ATTACHABLE
 
 WITH_WEIGHTS = "whence_eager"  # the attention function of ours that gives weights
 FORMAT = 1  # of what a config says; higher where an older whence would read it wrongly
+OPTION_KINDS = {
+    "position": str,
+    "backend": str,
+    "layers": list,
+    "share": bool,
+    "keep_positions": bool,
+}
 
 
 class PositionedConfig:
@@ -77,14 +84,17 @@ class PositionedModel:
         return (model, info) if wanted else model
 
 
-def read_options(options: dict[str, Any] | None) -> dict[str, Any]:
+def read_options(options: Any) -> dict[str, Any]:
     """The options of `attach` in a config, or an error where they cannot be read."""
     require(
         options is not None,
         "this config names no method: its entry `whence` is missing. Load the model with the class "
         "of its family and call whence.hf.attach.",
     )
-    assert options is not None
+    require(
+        isinstance(options, dict),
+        f"the entry `whence` of this config is {options!r}, no JSON object.",
+    )
     made = options.get("format")
     require(
         isinstance(made, int) and made <= FORMAT,
@@ -97,6 +107,13 @@ def read_options(options: dict[str, Any] | None) -> dict[str, Any]:
         "name. Load the model with the class of its family, attach such an object, and load the "
         "state dict.",
     )
+    for name, kinds in OPTION_KINDS.items():
+        value = options.get(name)
+        require(
+            value is None or isinstance(value, kinds),
+            f"the entry `whence` of this config has {name} = {value!r}, which attach does not "
+            "take. Save the model again.",
+        )
     return {key: value for key, value in options.items() if key != "format"}
 
 

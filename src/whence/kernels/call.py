@@ -121,6 +121,10 @@ def as_call(
                 f"attend needs {name} as floating point [b, h, n, d], "
                 f"got {x.dtype} {tuple(x.shape)}."
             )
+        if x.shape[1] == 0 or x.shape[3] == 0:
+            raise ValueError(
+                f"attend needs one head and one column or more in {name}, got {tuple(x.shape)}."
+            )
     (b, h, n_q, d), n_k = q.shape, k.shape[2]
     require(
         k.shape[0] == b and v.shape[0] == b,

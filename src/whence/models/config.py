@@ -111,6 +111,10 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs, stored=kwargs.pop(_STORED, False))
+        require(
+            isinstance(self.position, str),
+            f"position must be a text such as 'tisa:kernels=5', got {self.position!r}.",
+        )
         at_least(
             1,
             vocab_size=self.vocab_size,

@@ -18,6 +18,7 @@ from whence.experiments.lm.source import Examples, Source
 from whence.experiments.processes import check_gpus, named_device, processes
 from whence.experiments.progress import Say
 from whence.experiments.training import Trained, fit
+from whence.methods.registry import import_modules
 
 
 def new_model(config: LMConfig, method: str, seed: int, vocab_size: int) -> Any:
@@ -26,6 +27,7 @@ def new_model(config: LMConfig, method: str, seed: int, vocab_size: int) -> Any:
 
     from whence.models import WhenceConfig, WhenceForCausalLM, WhenceForMaskedLM
 
+    import_modules(method)  # a method of the user's own, in a worker process too
     options = WhenceConfig(
         position=method,
         vocab_size=vocab_size,
