@@ -63,4 +63,5 @@ def _safetensors(path: Path) -> np.ndarray[Any, Any]:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}.") from None
     half = found.dtype in (torch.bfloat16, torch.float16)
-    return (found.float() if half else found).numpy()
+    values: np.ndarray[Any, Any] = (found.float() if half else found).numpy()
+    return values
