@@ -36,18 +36,18 @@ def read_table(name: str | Path) -> tuple[Doubles, ModelFacts]:
     return values.astype(np.float64), facts
 
 
-def _numpy(path: Path) -> np.ndarray[Any, Any]:
+def _numpy(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
     try:
         found = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(f"{path} is not a whole .npy file of plain numbers: {reason}.") from None
     require(isinstance(found, np.ndarray), f"{path} holds no array: save one with numpy.save.")
-    values: np.ndarray[Any, Any] = found
+    values: np.ndarray[Any, np.dtype[Any]] = found
     return values
 
 
-def _safetensors(path: Path) -> np.ndarray[Any, Any]:
+def _safetensors(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -63,5 +63,5 @@ def _safetensors(path: Path) -> np.ndarray[Any, Any]:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}.") from None
     half = found.dtype in (torch.bfloat16, torch.float16)
-    values: np.ndarray[Any, Any] = (found.float() if half else found).numpy()
+    values: np.ndarray[Any, np.dtype[Any]] = (found.float() if half else found).numpy()
     return values
