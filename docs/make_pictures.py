@@ -13,7 +13,9 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from whence.analysis.fit import fit_heads
 from whence.analysis.results import Inspection
 from whence.files import write_bytes, write_text
 from whence.report import telling
@@ -46,11 +48,37 @@ def copy(folder: Path) -> None:
         "notes": found.notes,
         "telling": [asdict(number) for number in telling(found)],
         "windows": [asdict(window) for window in (*found.table.windows, found.table.whole)],
+        "fits": fits_of(found),
     }
     for name, data in pictures.items():
         write_bytes(ROOT / "docs" / name, data)
     text = json.dumps(numbers, indent=1, ensure_ascii=False) + "\n"
     write_text(ROOT / "results" / "inspect_minilm.json", text)
+
+
+def fits_of(found: Inspection) -> list[dict[str, Any]]:
+    """The fits of the heads that sense position, as made, and to all lags of their curves."""
+    heads = [head for head in found.heads if head.sensitive]
+    near = {(one.layer, one.head): one for one in found.fits}
+    far = fit_heads(heads, reach=int(max(abs(heads[0].lag))))
+    return [
+        {
+            "head": head.head,
+            "strength": head.strength,
+            "r2_of_f": head.r2,
+            "near_r2_of_f": None if head.near is None else head.near.r2,
+            **{
+                name: {
+                    "reach": one.fits[0].reach,
+                    "chosen": one.chosen,
+                    "r2": [fit.r2 for fit in one.fits],
+                    "largest_amplitude": max(map(abs, one.fits[one.chosen - 1].amplitude)),
+                }
+                for name, one in (("near", near[head.layer, head.head]), ("all", everywhere))
+            },
+        }
+        for head, everywhere in zip(heads, far, strict=True)
+    ]
 
 
 def main() -> None:

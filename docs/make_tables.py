@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         methods.method_pages,
         minilm.minilm,
         minilm.minilm_windows,
+        minilm.minilm_fits,
         minilm.distilled,
         minilm.distilled_long,
         cpu.cpu_tisa,

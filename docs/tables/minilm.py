@@ -41,6 +41,26 @@ def minilm_windows(stored: ResultsFolder) -> str:
     return "\n".join(rows) + "\n"
 
 
+def minilm_fits(stored: ResultsFolder) -> str:
+    """The heads of one model that sense position: how far they go by lag, and their fits."""
+    results = stored.json("inspect_minilm.json")
+    if results is None:
+        return MISSING.format("python docs/make_pictures.py")
+    near, far = (results["fits"][0][name]["reach"] for name in ("near", "all"))
+    rows = [
+        "| head | strength | R² of F, all positions | positions 1..63 "
+        f"| S, to lag {near:.0f} | R² of the curve | S, to lag {far:.0f} | R² of the curve |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in results["fits"]:
+        cells = [str(one["head"]), f"{one['strength']:.3f}"]
+        cells += [f"{one[name]:.2f}" for name in ("r2_of_f", "near_r2_of_f")]
+        for part in (one["near"], one["all"]):
+            cells += [str(part["chosen"]), f"{part['r2'][part['chosen'] - 1]:.3f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def distilled(stored: ResultsFolder) -> str:
     """One real model with TISA in place of its table: score, change and closeness."""
     results = stored.json("distill_minilm.json")

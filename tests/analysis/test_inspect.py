@@ -234,6 +234,30 @@ def test_pickled_weights_are_refused_unless_allowed(tmp_path):
     )
 
 
+def test_a_pickle_that_a_safetensors_index_names_is_refused_unless_allowed(tmp_path):
+    safe = weights_only(bert(tmp_path))
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    path.unlink()
+    torch.save(weights, tmp_path / "shard.bin")
+    index = {"weight_map": dict.fromkeys(weights, "shard.bin")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"names shard\.bin, which is no safetensors file"):
+        inspect(tmp_path)
+    np.testing.assert_array_equal(
+        weights_only(tmp_path, allow_pickle=True).table.gram, safe.table.gram
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_that_is_nested_too_deeply_is_one_line(name, tmp_path):
+    (bert(tmp_path) / name).write_text("[" * 100_000)
+    if name != "config.json":
+        (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="nested too deeply"):
+        inspect(tmp_path)
+
+
 class Trap:
     """What unpickles into a call."""
 

@@ -129,6 +129,12 @@ def test_json_is_the_table_of_the_shape_that_is_asked_for() -> None:
     [
         (["--methods", "tsia"], "Did you mean 'tisa'?"),
         (["--layers", "0"], "layers must be at least 1, got 0"),
+        (["--heads", "0"], "heads must be at least 1, got 0"),
+        (["--d-head", "0"], "d_head must be at least 1, got 0"),
+        (["--length", "99999999999999999999"], "length must be at most 1,099,511,627,776, got 9"),
+        (["--heads", "9223372036854775807"], "heads must be at most 65,536, got 9"),
+        (["--layers", "99999999999999999999"], "layers must be at most 65,536, got 9"),
+        (["--length", "1099511627776", "--methods", "synthesizer"], "more than 2^63 bytes"),
         (["--d-head", "3", "--methods", "rope"], "even"),
     ],
 )

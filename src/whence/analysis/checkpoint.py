@@ -1,7 +1,6 @@
 """A model's files, read tensor by tensor: the model itself is never built."""
 
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from whence.analysis.json_result import read_json
 from whence.checks import require
 from whence.extras import install
 
@@ -97,10 +97,7 @@ def open_checkpoint(name_or_folder: str | Path, *, allow_pickle: bool = False) -
         f"{name} has no config.json, so its family is not known. Save the model with "
         "save_pretrained, or give the folder that holds config.json and model.safetensors.",
     )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
+    config = read_json(path)
     require(isinstance(config, dict), f"{path} holds no JSON object.")
     return Checkpoint(name, folder, config, _names(folder, name, allow_pickle))
 
@@ -113,7 +110,7 @@ def _names(folder: Path, name: str, allow_pickle: bool) -> dict[str, Path]:
             return dict.fromkeys(sorted(_names_in(folder / stem)), folder / stem)
         index = folder / f"{stem}.index.json"
         if index.is_file():
-            return _sharded(index)
+            return _sharded(index, allow_pickle)
     require(
         not pickled,
         f"{name} has pickled weights alone ({PICKLED}), and a pickle can run code when read. "
@@ -123,15 +120,21 @@ def _names(folder: Path, name: str, allow_pickle: bool) -> dict[str, Path]:
     raise ValueError(f"{name} has no weights: there is no {SAFE} and no {SAFE}.index.json in it.")
 
 
-def _sharded(index: Path) -> dict[str, Path]:
+def _sharded(index: Path, allow_pickle: bool) -> dict[str, Path]:
     try:
-        shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shard_of = read_json(index)["weight_map"]
         names = {name: index.parent / Path(shard).name for name, shard in shard_of.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not an index of shards: {error!r}.") from None
     require(bool(names), f"{index} names no tensors.")
     for path in sorted(set(names.values())):
         require(path.is_file(), f"{index} names {path.name}, which is not there.")
+        require(
+            allow_pickle or path.suffix == ".safetensors",
+            f"{index} names {path.name}, which is no safetensors file, and a pickle can run code "
+            "when read. Convert it to safetensors, or pass allow_pickle=True (--allow-pickle) if "
+            "you trust its author.",
+        )
         missing = {name for name, shard in names.items() if shard == path} - _names_in(path)
         require(not missing, f"{path} should hold {', '.join(sorted(missing)[:3])} and does not.")
     return names

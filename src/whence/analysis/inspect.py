@@ -18,6 +18,7 @@ from whence.analysis.results import (
     TableReport,
 )
 from whence.analysis.stack_reader import StackReader, read_stack
+from whence.analysis.table_file import is_table_file, read_table
 from whence.analysis.toeplitz import table_report
 from whence.checks import require
 from whence.families import AlibiBias, DebertaBias, RopeBias, T5Bias
@@ -40,6 +41,8 @@ def inspect(
 ) -> Inspection:
     """Read a model's files, by folder or hub name, and measure what it knows about position.
 
+    A file, .npy or .safetensors with one tensor, is a bare table, which has no heads: the options
+    for them say nothing about it.
     `stack` is "encoder" (the first, and so the default) or "decoder" of a model that has both.
     `profiles` builds the model and runs text through it to measure its logits by lag: True always,
     False never, None where the weights alone do not tell (no table, a deeper layer, or a `text`
@@ -47,6 +50,8 @@ def inspect(
     progress(what, share) is called as the work goes on, share being of all of it.
     """
     step = _Steps(progress)
+    if is_table_file(name_or_folder):
+        return _bare_table(name_or_folder, step.within(0.0, 1.0))
     checkpoint = open_checkpoint(name_or_folder, allow_pickle=allow_pickle)
     reader = read_stack(checkpoint, stack=stack)
     reader.check_layer(layer)
@@ -109,6 +114,8 @@ def inspect_layers(
         allow_pickle=allow_pickle,
         progress=lambda what, share: say(what, 0.2 * share),
     )
+    if first.model.n_layers == 0:
+        return first
     reader = read_stack(open_checkpoint(name_or_folder, allow_pickle=allow_pickle), stack=stack)
     heads, relative = list(first.heads), list(first.relative)
     fits, notes = list(first.fits), list(first.notes)
@@ -148,6 +155,12 @@ def inspect_layers(
         profiles=measured,
         notes=tuple(notes),
     )
+
+
+def _bare_table(name: str | Path, progress: Progress) -> Inspection:
+    progress("position table", 0.0)
+    vectors, facts = read_table(name)
+    return Inspection(facts, table_report(vectors), (), (), (), (), (), _versions())
 
 
 def inspect_table_and_heads(

@@ -178,7 +178,8 @@ def _object(kind: Any, data: dict[str, Any], where: str) -> Any:
 
 
 def _array(data: dict[str, Any], where: str) -> Array:
-    shape, text = data.get("shape"), data.get("float32")
+    shape: Any = data.get("shape")
+    text: Any = data.get("float32")
     wrong = f"{where} must be an array, the base64 of float32 with its shape. {AGAIN}"
     require(isinstance(text, str) and isinstance(shape, list), wrong)
     require(all(type(size) is int and size >= 0 for size in shape), wrong)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from whence.analysis.json_result import Result
-from whence.checks import at_least
+from whence.checks import at_least, require
 from whence.method import PositionMethod
 from whence.methods import METHODS, Sum, build
 from whence.methods.registry import named
 
 VOCABULARY = 30_522  # BERT's
+MOST, LONGEST = 1 << 16, 1 << 40  # heads, layers and sizes of a head; positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,10 @@ class Shape(Result):
     def __post_init__(self) -> None:
         at_least(1, layers=self.n_layers, heads=self.n_heads, d_head=self.d_head)
         at_least(1, length=self.length)
+        sizes = {"layers": self.n_layers, "heads": self.n_heads, "d_head": self.d_head}
+        for name, size in sizes.items():
+            require(size <= MOST, f"{name} must be at most {MOST:,}, got {size}.")
+        require(self.length <= LONGEST, f"length must be at most {LONGEST:,}, got {self.length}.")
 
     def without_position(self) -> int:
         """The parameters of a BERT of this shape less its table of positions."""
@@ -79,6 +84,14 @@ def parameters(spec: str, shape: Shape) -> Parameters:
         count, longer = (_count(spec, shape, length) for length in (shape.length, 2 * shape.length))
     except ImportError as error:
         return Parameters(spec, _formula(spec), None, None, None, str(error))
+    except (RuntimeError, OverflowError, TypeError) as error:  # torch counts in 64 bits
+        if isinstance(error, TypeError) and "overflow" not in str(error).lower():
+            raise
+        raise ValueError(
+            f"{spec} would have a tensor of more than 2^63 bytes in a model of {shape.n_layers} "
+            f"layers of {shape.n_heads} heads of {shape.d_head} and length {shape.length}. Take a "
+            "smaller one, or --methods without it."
+        ) from None
     share = count / (shape.without_position() + count)
     return Parameters(spec, _formula(spec), count, share, longer > count)
 

@@ -23,6 +23,13 @@ class ModelFacts(Result):
     n_positions: int | None  # rows of the table that are positions
     sha256: str  # of the weights' file
 
+    @property
+    def shape(self) -> str:
+        """Its sizes in words; a bare table has no layers."""
+        if self.n_layers == 0:
+            return f"{self.n_positions} positions, width {self.d_model}"
+        return f"{self.n_layers} layers, {self.n_heads} heads of {self.d_head}"
+
 
 @dataclass(frozen=True, eq=False)
 class Toeplitzness(Result):
@@ -59,7 +66,7 @@ class Component(Result):
         one_length("Component", frequency=self.frequency, power=self.power)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TableReport(Result):
     """The position table of a model and its inner products P = E E^T."""
 
@@ -77,6 +84,15 @@ class TableReport(Result):
     components_for_90: int | None  # components that explain nine tenths of the variance
     explained: Array  # [d] share of the variance of every component; empty if all rows are one
     components: tuple[Component, ...]  # the leading ones
+
+    def __repr__(self) -> str:
+        whole = self.whole
+        return (
+            f"TableReport({len(self.gram)} positions in {self.space}: R^2 {worded(whole.r2)} "
+            f"(random {worded(whole.null_r2)}), off the diagonal {worded(whole.r2_off_diagonal)} "
+            f"({worded(whole.null_r2_off_diagonal)}), "
+            f"{worded(self.effective_dimensions, '.1f')} effective dimensions)"
+        )
 
     def __post_init__(self) -> None:
         _square("TableReport.gram", self.gram)

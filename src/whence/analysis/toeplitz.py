@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from torch import Tensor
 
 from whence.analysis.results import Component, TableReport, Toeplitzness
 from whence.checks import at_least, require
@@ -138,10 +139,10 @@ def symmetry(gram: Float[np.ndarray, "n n"]) -> float | None:
 
 
 def table_report(
-    table: Float[np.ndarray, "n d"],
+    table: Float[np.ndarray, "n d"] | Float[Tensor, "n d"],
     *,
-    space: str,
-    rows: str,
+    space: str | None = None,
+    rows: str | None = None,
     draws: int = 4,
     seed: int = 0,
     leading: int = 8,
@@ -149,8 +150,20 @@ def table_report(
     """Every measure of a table of position vectors, row 0 being the first position.
 
     The null of each R^2 is its mean over `draws` of Gaussian tables with the same row norms: the
-    bright diagonal alone gives one of 512 x 384 an R^2 of 0.43.
+    bright diagonal alone gives one of 512 x 384 an R^2 of 0.43. `space` and `rows` say in words
+    which space the vectors live in and which rows of a larger table they are.
+    whence.report.draw_table draws the report.
+
+        >>> round(table_report(np.eye(8)).effective_dimensions, 3)
+        7.0
     """
+    if isinstance(table, Tensor):
+        table = table.detach().cpu().double().numpy()
+    table = np.asarray(table, dtype=np.float64)
+    require(
+        table.ndim == 2,
+        f"a position table has a row for each position, got the shape {list(table.shape)}.",
+    )
     n, d = table.shape
     at_least(1, draws=draws, leading=leading)
     require(
@@ -165,8 +178,8 @@ def table_report(
     share, scores = principal_components(gram, min(table.shape))
     dimensions = [_participation(null) for null in nulls]
     return TableReport(
-        space=space,
-        rows=rows,
+        space=f"{d} dimensions" if space is None else space,
+        rows=f"rows 0..{n - 1}" if rows is None else rows,
         gram=gram.astype(np.float32),
         whole=toeplitzness(gram, nulls, 0, n),
         windows=tuple(toeplitzness(gram, nulls, 1, stop) for stop in window_stops(n)),

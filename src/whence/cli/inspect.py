@@ -1,6 +1,7 @@
 """`whence inspect MODEL...`: what a trained model knows about position."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,11 @@ FORMATS = ("png", "svg", "pdf")
 
 def inspect(
     models: Annotated[
-        list[str], typer.Argument(help="Folders or names on the hub, shown side by side.")
+        list[str],
+        typer.Argument(
+            help="Folders, names on the hub, or bare tables (.npy, .safetensors with one tensor), "
+            "shown side by side."
+        ),
     ],
     layer: Annotated[str, typer.Option(help="The layer whose heads to read, or all.")] = "0",
     biases: Annotated[
@@ -137,7 +142,7 @@ def inspect_all(
     from whence.analysis.inspect import inspect, inspect_layers
 
     require(
-        layer == "all" or layer.lstrip("-").isdigit(),
+        layer == "all" or re.fullmatch(r"-?[0-9]{1,9}", layer) is not None,
         f"--layer must be a number or all, got {layer!r}.",
     )
     require(len(set(models)) == len(models), "a model is listed twice.")
@@ -194,8 +199,7 @@ def print_numbers(found: Sequence["Inspection"], *, most: int | None = None) -> 
     for entry in found:
         model = entry.model
         console.print(
-            f"{model.name}: {model.family}, position by {model.position}, {model.n_layers} layers, "
-            f"{model.n_heads} heads of {model.d_head}",
+            f"{model.name}: {model.family}, position by {model.position}, {model.shape}",
             soft_wrap=True,
         )
         table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)

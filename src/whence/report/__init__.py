@@ -6,7 +6,7 @@ from whence.report.figure_files import save_figure, save_png
 from whence.report.fits import draw_fits
 from whence.report.folder import Results, read_folder, write_folder
 from whence.report.heads import draw_head_curves, draw_head_matrices
-from whence.report.heat_maps import draw_heat_maps
+from whence.report.heat_maps import draw_heat_maps, draw_table
 from whence.report.key_numbers import key_numbers as telling
 from whence.report.lag_curves import draw_lag_curves
 from whence.report.page import make_page, save_page
@@ -24,6 +24,7 @@ __all__ = [
     "draw_profiles",
     "draw_scores",
     "draw_steps",
+    "draw_table",
     "draw_windows",
     "make_page",
     "read_folder",

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from whence.analysis.comparison import Comparison
@@ -108,7 +109,8 @@ def write_folder(
             new.comparison.save(staged / COMPARISON)
         for place, (name, draw) in enumerate(drawings):
             say(f"figure {name}", place / len(drawings))
-            figure = draw()
+            with rc_context({"text.parse_math": False}):  # a name may hold a dollar sign
+                figure = draw()
             for form in formats:
                 save_figure(figure, staged / "figures" / f"{name}.{form}")
         save_page(new.inspections, staged / PAGE, comparison=new.comparison, criteria=new.criteria)

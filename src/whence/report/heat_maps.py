@@ -22,6 +22,10 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
     pairs = zip(names, inspections, strict=True)
     drawn = [(name, entry.table) for name, entry in pairs if entry.table is not None]
     require(len(drawn) > 0, "draw_heat_maps needs a model with a position table, got none.")
+    return _maps(drawn, columns=columns)
+
+
+def _maps(drawn: Sequence[tuple[str, TableReport]], *, columns: int) -> Figure:
     figure, grid = panels(
         len(drawn),
         columns=columns,
@@ -48,6 +52,11 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
         bar.ax.tick_params(labelsize=6.5, labelcolor=FAINT, length=0)
     figure.draw_without_rendering()  # square axes get room for their labels in the second pass
     return figure
+
+
+def draw_table(table: TableReport, *, name: str = "position table") -> Figure:
+    """The map of one table, as `table_report` measured it."""
+    return _maps([(name, table)], columns=1)
 
 
 def limits(table: TableReport) -> tuple[float, float]:

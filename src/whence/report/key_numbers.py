@@ -48,16 +48,16 @@ def key_numbers(inspection: Inspection) -> list[KeyNumber]:
         )
         near = near_window(table)
         if near is not whole:
+            off_diagonal = (
+                f"without the diagonal {worded(near.r2_off_diagonal)}",
+                _random(near.null_r2_off_diagonal),
+            )
             numbers.append(
                 KeyNumber(
                     "Toeplitzness of P, near",
                     worded(near.r2),
                     f"Toeplitzness of P, {near.start}..{near.stop - 1}",
-                    _joined(
-                        _random(near.null_r2),
-                        f"without the diagonal {worded(near.r2_off_diagonal)}",
-                        _random(near.null_r2_off_diagonal),
-                    ),
+                    _joined("; ", _random(near.null_r2), _joined(", ", *off_diagonal)),
                 )
             )
         numbers.append(
@@ -160,9 +160,9 @@ def _of_heads(heads: Sequence[HeadReport], what: str) -> list[KeyNumber]:
     ]
 
 
-def _joined(*parts: str) -> str:
+def _joined(between: str, *parts: str) -> str:
     """The parts that say something."""
-    return "; ".join(part for part in parts if part)
+    return between.join(part for part in parts if part)
 
 
 def _random(null: float | None) -> str:

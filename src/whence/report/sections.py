@@ -73,11 +73,12 @@ def summary(inspections: Sequence[Inspection]) -> str:
 
 def _facts(entry: Inspection) -> str:
     model = entry.model
-    length = f", {model.n_positions} positions" if model.n_positions else ""
+    length = f", {model.n_positions} positions" if model.n_positions and model.n_layers else ""
+    width = f", width {model.d_model}" if model.n_layers else ""
     return (
         f'<p class="facts"><b>{escape(model.name)}</b>: {escape(model.family)}, position by '
-        f"{escape(model.position)}; {model.n_layers} layers of {model.n_heads} heads of "
-        f"{model.d_head}, width {model.d_model}{length}. SHA-256 {escape(model.sha256[:16])}…</p>"
+        f"{escape(model.position)}; {escape(model.shape)}{width}{length}. "
+        f"SHA-256 {escape(model.sha256[:16])}…</p>"
     )
 
 
