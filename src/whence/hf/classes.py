@@ -15,7 +15,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from whence.checks import require
 from whence.families import ATTACHABLE
 
-WITH_WEIGHTS = "whence_eager"  # the attention function of ours that gives weights
 FORMAT = 1  # of what a config says; higher where an older whence would read it wrongly
 
 
@@ -24,29 +23,10 @@ class PositionedConfig:
 
     whence: dict[str, Any] | None = None
     model_type: str
-    _attn_implementation: str | None
-    _output_attentions: bool | None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[misc]
         register_models(self.model_type.removeprefix("whence-"))
-
-    @property
-    def output_attentions(self) -> bool | None:
-        """As in transformers, where only "eager" may set it: ours beside it gives weights too."""
-        return self._output_attentions
-
-    @output_attentions.setter
-    def output_attentions(self, value: bool | None) -> None:
-        if self._attn_implementation == WITH_WEIGHTS:
-            self._output_attentions = value
-        else:
-            PreTrainedConfig.output_attentions.fset(self, value)
-
-    def validate_output_attentions(self) -> None:
-        """The same rule, which transformers checks as it saves a config."""
-        if self._attn_implementation != WITH_WEIGHTS:
-            PreTrainedConfig.validate_output_attentions(self)
 
 
 class PositionedModel:
