@@ -12,7 +12,7 @@ from whence.hf import attention, mpnet
 from whence.hf.building import cast_like, completed, positions_for
 from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnAttention, OwnConfig, OwnForward
 from whence.hf.classes import FORMAT
-from whence.hf.layer_hooks import AttentionHook, count_layers
+from whence.hf.layer_hooks import AttentionHook, count_layers, tell_of_weights
 from whence.hf.model_parts import ModelParts, parts_of
 from whence.hf.position_table import add_input_term, drop
 from whence.hf.positions import ModelReference, Positions, positions_of
@@ -241,18 +241,21 @@ def _references(parts: ModelParts) -> list[nn.Module]:
 def _at_attentions(parts: ModelParts, backend: str) -> list[Change]:
     changes: list[Change] = []
     reference, shared = ModelReference(parts.base), bool(parts.attach.repeats)
+    if parts.stack.causal:
+        hook = parts.base.register_forward_pre_hook(tell_of_weights, with_kwargs=True)
+        changes.append(Hooked(hook))
     if shared:
         stack = parts.base.get_submodule(parts.attach.repeats)
         changes.append(Hooked(stack.register_forward_pre_hook(count_layers, with_kwargs=True)))
     for index, module in enumerate(parts.attentions()):
-        hook = AttentionHook(
+        attention_hook = AttentionHook(
             reference,
             module,
             None if shared else index,
             backend=backend,
             by_interface=not parts.attach.own_forward,
         )
-        changes.append(Hooked(module.register_forward_pre_hook(hook, with_kwargs=True)))
+        changes.append(Hooked(module.register_forward_pre_hook(attention_hook, with_kwargs=True)))
         own_forward = parts.attach.own_forward
         changes.append(
             OwnForward(module, mpnet.forward) if own_forward else OwnAttention(module, backend)

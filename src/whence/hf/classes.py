@@ -43,16 +43,22 @@ class PositionedModel:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own, and then: all of the method's weights must have been there."""
-        from whence.hf.loading import checked
+        """transformers' own, and then: all of the method's weights must have been there.
+
+        Pickled weights are read where use_safetensors=False or None says so, and else refused.
+        """
+        from whence.hf.loading import checked, refuse_pickles
         from whence.old_checkpoints import HUB, convert_former
 
         wanted = bool(kwargs.pop("output_loading_info", False))
+        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        hub = {key: kwargs.get(key) for key in HUB}
+        if kwargs.setdefault("use_safetensors", True) and path is not None:
+            refuse_pickles(path, hub)
         loading: Any = super()
         model, info = loading.from_pretrained(*args, output_loading_info=True, **kwargs)
-        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         if path is not None:
-            convert_former(model, info, path, **{key: kwargs.get(key) for key in HUB})
+            convert_former(model, info, path, **hub)
         checked(model, info)
         return (model, info) if wanted else model
 

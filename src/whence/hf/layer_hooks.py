@@ -12,6 +12,7 @@ from whence.hf.positions import ModelReference, positions_of
 from whence.method import PositionMethod
 
 COUNT = "whence_layers"  # the keyword that passes the counter on to a shared attention
+WEIGHTS = "whence_weights"  # the keyword that tells an attention that its weights are asked for
 
 
 class LayerCounter:
@@ -26,6 +27,15 @@ def count_layers(
 ) -> tuple[Any, dict[str, Any]]:
     """Forward pre-hook of a stack that runs one attention for several layers (ALBERT)."""
     return args, {**kwargs, COUNT: LayerCounter()}
+
+
+def tell_of_weights(
+    module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Forward pre-hook of a base model that keeps `output_attentions` to itself (GPT-2, OPT)."""
+    asked, config = kwargs.get("output_attentions"), module.config
+    asked = config.output_attentions if asked is None else asked  # type: ignore[union-attr]
+    return args, {**kwargs, WEIGHTS: True} if asked else kwargs
 
 
 class AttentionHook:
@@ -54,6 +64,9 @@ class AttentionHook:
         """Add `whence` to the arguments, unless this layer was left out."""
         if self.by_interface:
             check_implementation(self.model.base.config)
+        if WEIGHTS in kwargs:
+            kwargs = {**kwargs, "output_attentions": True}
+            del kwargs[WEIGHTS]
         positions, index = positions_of(self.model.base), self.layer
         if index is None:
             kwargs = dict(kwargs)
