@@ -99,7 +99,7 @@ def whence_sdpa(
     in_blocks = whence.backend == "auto" and "score" in whence.method.sites()
     if (
         not runs_as_before(whence)
-        or _wants_weights(module, kwargs)
+        or whence.weights
         or (in_blocks and whence.zero_bias.must_be_run(query))
     ):
         return attended(whence, *arguments, scaling, dropout, kwargs)
@@ -204,7 +204,7 @@ def attended(
         dropout=dropout,
         q_start=start,
     )
-    if _wants_weights(module, kwargs):
+    if kwargs.get("output_attentions") if context is None else context.weights:
         out, weights = attend_with_weights(call)
         return out.transpose(1, 2).contiguous(), weights
     backend = "auto" if context is None or context.backend == "original" else context.backend
@@ -221,11 +221,6 @@ def register() -> None:
     for kind, name in NAMES.items():
         AttentionInterface.register(name, functions[kind])
     AttentionMaskInterface.register(NAMES["attend"], attend_mask)
-
-
-def _wants_weights(module: nn.Module, kwargs: dict[str, Any]) -> bool:
-    asked = kwargs.get("output_attentions")
-    return bool(module.config.output_attentions if asked is None else asked)  # type: ignore[union-attr]
 
 
 def _is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -51,6 +51,7 @@ class LayerContext(NamedTuple):
     x: Tensor  # the layer's input, for methods that look at content
     start: int  # the position of the first query, which is the number of tokens in the cache
     backend: str
+    weights: bool  # whether the attention weights are asked for
     zero_bias: ZeroBias
 
 

@@ -33,9 +33,7 @@ def tell_of_weights(
     module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Forward pre-hook of a base model that keeps `output_attentions` to itself (GPT-2, OPT)."""
-    asked, config = kwargs.get("output_attentions"), module.config
-    asked = config.output_attentions if asked is None else asked  # type: ignore[union-attr]
-    return args, {**kwargs, WEIGHTS: True} if asked else kwargs
+    return args, {**kwargs, WEIGHTS: kwargs.get("output_attentions")}
 
 
 class AttentionHook:
@@ -64,12 +62,12 @@ class AttentionHook:
         """Add `whence` to the arguments, unless this layer was left out."""
         if self.by_interface:
             check_implementation(self.model.base.config)
-        if WEIGHTS in kwargs:
-            kwargs = {**kwargs, "output_attentions": True}
-            del kwargs[WEIGHTS]
+        kwargs = dict(kwargs)
+        weights = kwargs.pop(WEIGHTS, kwargs.get("output_attentions"))
+        if weights is None:
+            weights = self.model.base.config.output_attentions  # type: ignore[union-attr]
         positions, index = positions_of(self.model.base), self.layer
         if index is None:
-            kwargs = dict(kwargs)
             index = self._counted(kwargs.pop(COUNT, None), len(positions.layers))
         method = positions.layer(index)
         if method is None:
@@ -78,7 +76,9 @@ class AttentionHook:
         x = given["hidden_states"]
         start = self._start(module, method, given.get("past_key_values"))
         self._check_device(method, x)
-        context = LayerContext(method, x, start, self.backend, positions.zero_bias[index])
+        context = LayerContext(
+            method, x, start, self.backend, bool(weights), positions.zero_bias[index]
+        )
         return args, {**kwargs, "whence": context}
 
     def _counted(self, counter: LayerCounter | None, n_layers: int) -> int:
