@@ -1,7 +1,6 @@
 """LoRA by PEFT beside a method: `modules_to_save=["whence"]` trains a copy that attention reads."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -115,12 +114,14 @@ def test_an_adapter_is_saved_and_loaded_on_a_model_with_the_same_method(tmp_path
 
 
 def test_an_adapter_finds_a_base_model_that_was_saved_with_its_method(tmp_path):
-    with_tisa().save_pretrained(tmp_path / "base")
+    model = tiny("bert", AutoModelForSequenceClassification)
+    attach(model, "tisa:kernels=2")
+    model.save_pretrained(tmp_path / "base")
     base = from_pretrained(tmp_path / "base")
-    model = shaken(lora(base))
-    want = hidden(model, GIVEN)
-    model.save_pretrained(tmp_path / "adapter")
-    again = peft.AutoPeftModel.from_pretrained(tmp_path / "adapter").eval()
+    wrapped = shaken(lora(base, task_type="SEQ_CLS"))
+    want = hidden(wrapped, GIVEN)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    again = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
     assert_close(hidden(again, GIVEN), want, rtol=0, atol=0)
 
 
@@ -139,15 +140,6 @@ def test_a_merged_model_is_a_model_with_a_method_that_is_saved_and_comes_off(nam
     attached(merged).undo()
     attached(again).undo()
     assert_close(hidden(again, given), hidden(merged, given), rtol=0, atol=0)
-
-
-def test_unloading_gives_the_model_with_its_own_method_back():
-    plain = with_tisa()
-    before = hidden(plain, GIVEN)
-    model = shaken(lora(plain))
-    back = model.unload()
-    assert attached(back) is not None
-    print((hidden(back, GIVEN) - before).abs().max())
 
 
 def test_adapters_of_transformers_itself_do_the_same():
@@ -175,8 +167,8 @@ def test_a_copied_attention_reads_the_methods_of_the_model():
     assert all(p.grad is not None for p in copies.parameters())
 
 
-def test_gradient_checkpointing_and_adapters():
-    model = lora(with_tisa(), target_modules=["query"]).train()
+def test_a_layer_that_is_computed_again_in_backward_reads_the_same_copy():
+    model = lora(with_tisa()).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -191,15 +183,3 @@ def test_gradient_checkpointing_and_adapters():
     model.base_model.model.gradient_checkpointing_enable()
     for key, grad in gradients().items():
         assert_close(grad, want[key], rtol=1e-4, atol=1e-6)
-
-
-def test_a_classifier_and_the_method_are_saved_together(tmp_path: Path):
-    model = tiny("bert", AutoModelForSequenceClassification)
-    attach(model, "tisa:kernels=2")
-    wrapped = shaken(lora(model, task_type="SEQ_CLS"))
-    want = hidden(wrapped, GIVEN)
-    wrapped.save_pretrained(tmp_path)
-    other = tiny("bert", AutoModelForSequenceClassification)
-    attach(other, "tisa:kernels=2")
-    again = peft.PeftModel.from_pretrained(other, tmp_path)
-    assert_close(hidden(again, GIVEN), want, rtol=0, atol=0)

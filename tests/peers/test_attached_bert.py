@@ -13,7 +13,7 @@ OPTIONS = {
     "keep_positions": True,
     "share": False,
     "layers": None,
-    "backend": "original",
+    "backend": "auto",
 }
 
 
