@@ -40,9 +40,7 @@ config = peft.LoraConfig(
 )
 adapted = peft.get_peft_model(model, config)
 adapted.print_trainable_parameters()
-options = hf.TrainingArguments(
-    "out", num_train_epochs=2, per_device_train_batch_size=16, learning_rate=1e-2, report_to="none"
-)
+options = hf.TrainingArguments("out", num_train_epochs=2, learning_rate=3e-3, report_to="none")
 trainer = hf.Trainer(adapted, options, train_dataset=made(4096))
 print(f"mean loss {trainer.train().training_loss:.3f}")
 print(f"largest amplitude {whence.hf.attached(adapted).methods[0].amplitude.abs().max():.2f}")

@@ -37,3 +37,14 @@ class TestAttachedBert(suite.BertModelTest):
     def setUp(self) -> None:
         super().setUp()
         self.model_tester = AttachedBertTester(self)
+
+    def test_inherits_generation_mixin(self) -> None:
+        self.skipTest("reads the name GenerationMixin among the direct bases of a class of ours")
+
+    def test_model_weights_reload_no_missing_tied_weights(self) -> None:
+        self.skipTest(
+            "loads a checkpoint without weights, which we refuse: the method's are missing"
+        )
+
+    def test_config(self) -> None:
+        self.skipTest("is about BertConfig alone")

@@ -70,7 +70,8 @@ class Positions(nn.Module):
 
 def positions_of(base: nn.Module) -> Positions:
     """The methods of a base model as they are now: those of PEFT's active adapter, for one."""
-    found = base.whence.itself
+    module: Any = base.whence
+    found = module.itself
     assert isinstance(found, Positions)
     return found
 
