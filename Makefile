@@ -57,7 +57,7 @@ lint: $(INSTALLED)
 # One thread a worker: two workers with all threads each would fight for the cores. A worker that
 # has nothing left takes tests from the other.
 TWO := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-CHECKED := not compiled and not triton and not gpu
+CHECKED := not compiled and not triton and not gpu and not peers
 SHAPES := --jaxtyping-packages=whence,beartype.beartype
 define tests
 	@echo "pytest, with run-time shape checks"

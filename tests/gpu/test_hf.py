@@ -39,7 +39,7 @@ def test_a_method_of_no_effect_changes_no_bit_on_a_gpu(name, dtype, attn):
 @pytest.mark.parametrize("pad", [None, "left", "right"])
 def test_the_fused_kernels_give_what_the_models_function_gives(name, pad):
     model, given = tiny(name).cuda(), on_gpu(inputs(name, pad=pad))
-    handle = attach(model, "tisa:kernels=3")
+    handle = attach(model, "tisa:kernels=3", backend="original")
     awake(handle, 0.5)
     want, state = hidden(model, given), model.base_model.whence.state_dict()
     handle.undo()

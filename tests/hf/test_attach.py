@@ -396,7 +396,7 @@ def test_the_handle_says_what_it_is():
     handle = attach(model, "tisa:kernels=5", layers=[1], keep_positions=False)
     assert repr(handle) == (
         "tisa:kernels=5,start=zero on BertModel: layers [1] of 2, 60 parameters, "
-        "its own position embeddings left out, backend 'original'"
+        "its own position embeddings left out, backend 'auto'"
     )
 
 

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import processes
 from whence.hf import attached, from_pretrained
 
@@ -23,6 +25,17 @@ def test_bert_with_tisa_is_fine_tuned_with_trainer_in_under_40_lines(tmp_path):
     assert loss < 0.6  # chance is 0.693
     model = from_pretrained(tmp_path / "out" / "bert-tisa")
     assert attached(model).position == "tisa:kernels=5,start=zero"
+
+
+@pytest.mark.slow  # tests/hf/test_peft.py finds more
+def test_lora_and_tisa_are_trained_together(tmp_path):
+    pytest.importorskip("peft", reason="needs pip install peft")
+    said = run("bert_tisa_lora.py", tmp_path)
+    assert float(re.search(r"mean loss (\d\.\d+)", said).group(1)) < 0.6  # chance is 0.693
+    assert float(re.search(r"largest amplitude (\d+\.\d+)", said).group(1)) > 0.1
+    assert (tmp_path / "out" / "lora" / "adapter_model.safetensors").is_file()
+    merged = from_pretrained(tmp_path / "out" / "bert-tisa-lora")
+    assert attached(merged).position == "tisa:kernels=5,start=zero"
 
 
 def test_bert_with_tisa_takes_a_model_and_a_table_by_path(tmp_path):

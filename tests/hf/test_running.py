@@ -3,12 +3,16 @@
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    AttentionMaskInterface,
     AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     StaticCache,
 )
+from transformers.masking_utils import sdpa_mask
+from transformers.models.bert import modeling_bert
 
 import hf_models
 from hf_models import CAUSAL, FAMILIES, awake, hidden, inputs, spec, tiny
@@ -38,7 +42,7 @@ def test_dropout_draws_the_same_numbers_as_before(name, attn):
     torch.manual_seed(5)
     before = model(**given)[0].detach()
     torch.manual_seed(5)
-    attach(model, spec(name, "kernels=3,start=zero"))
+    attach(model, spec(name, "kernels=3,start=zero"), backend="original")
     torch.manual_seed(5)
     assert_close(model(**given)[0].detach(), before, rtol=0, atol=0)
 
@@ -132,11 +136,39 @@ def test_output_attentions_may_be_set_in_the_config_as_before(tmp_path):
         sdpa.config.output_attentions = True
 
 
-def test_output_attentions_with_a_backend_that_holds_no_weights_is_refused():
+@each_family
+@pytest.mark.parametrize(
+    ("attn", "backend", "method"),
+    [
+        ("eager", "auto", "tisa"),
+        ("eager", "auto", "shaw:clip=3"),
+        ("sdpa", "auto", "tisa"),
+        ("sdpa", "sdpa", "tisa"),
+        ("sdpa", "original", "shaw:clip=3"),
+    ],
+)
+def test_weights_that_are_asked_for_are_in_the_graph_of_the_output(name, attn, backend, method):
+    model, given = tiny(name, attn=attn), inputs(name, pad="right")
+    handle = attach(model, spec(name) if method == "tisa" else method, backend=backend)
+    awake(handle, 0.3)
+    want = hidden(model, given)
+    out = model(**given, output_attentions=True)
+    assert_close(only_real(out[0], given), only_real(want, given), rtol=1e-4, atol=1e-5)
+    assert len(out.attentions) == model.config.num_hidden_layers
+    for weights in out.attentions:
+        assert weights.shape[:2] == (2, 4)
+        weights.retain_grad()
+    out[0].square().mean().backward()
+    for weights in out.attentions:
+        assert weights.grad.abs().max() > 0
+
+
+def test_weights_are_asked_for_by_the_config_of_a_model_that_attend_runs():
     model = tiny("bert", attn="eager")
-    attach(model, "tisa", backend="auto")
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        model(**inputs("bert"), output_attentions=True)
+    awake(attach(model, "shaw:clip=3"), 0.3)
+    model.config.output_attentions = True
+    weights = model(**inputs("bert")).attentions
+    assert_close(weights[0].sum(-1), torch.ones_like(weights[0][..., 0]))
 
 
 def test_hidden_states_are_captured_as_before():
@@ -241,12 +273,74 @@ def test_a_mask_of_four_axes_is_taken_as_it_is():
             assert_close(whole[:, :5], hidden(model, short), rtol=1e-4, atol=1e-5)
 
 
-def test_setting_another_attention_after_attaching_is_refused_in_the_next_pass():
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mpnet"])  # has one alone
+@pytest.mark.parametrize("backend", ["auto", "original", "sdpa"])
+def test_another_attention_that_is_set_after_attaching_is_taken(name, backend):
+    model, given = tiny(name), inputs(name, pad="left")
+    awake(attach(model, spec(name), backend=backend), 0.5)
+    want = hidden(model, given)
+    for chosen in ("eager", "sdpa", "eager"):
+        model.set_attn_implementation(chosen)
+        assert model.config._attn_implementation == chosen
+        got = hidden(model, given)
+        assert_close(only_real(got, given), only_real(want, given), rtol=1e-4, atol=1e-5)
+    model.config._attn_implementation = "sdpa"
+    assert_close(only_real(hidden(model, given), given), only_real(want, given))
+
+
+def test_the_attention_that_was_set_last_is_the_one_that_runs(monkeypatch):
+    model, given, ran = tiny("bert"), inputs("bert"), []
+    attach(model, "tisa:start=zero")
+    eager = modeling_bert.eager_attention_forward
+    monkeypatch.setattr(
+        modeling_bert, "eager_attention_forward", lambda *a, **k: ran.append(1) or eager(*a, **k)
+    )
+    hidden(model, given)
+    assert not ran
+    model.set_attn_implementation("eager")
+    hidden(model, given)
+    assert len(ran) == 2  # layers
+    model.set_attn_implementation("sdpa")
+    hidden(model, given)
+    assert len(ran) == 2
+
+
+def test_an_attention_that_no_method_can_enter_is_refused_in_the_next_pass():
     model = tiny("bert")
     attach(model, "tisa")
-    model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match=r"set to 'eager' after a method was attached.*undo\(\)"):
+    AttentionMaskInterface.register("somebody's", sdpa_mask)
+    model.config._attn_implementation = "somebody's"
+    with pytest.raises(ValueError, match=r"\"somebody's\".*set_attn_implementation\('sdpa'\)"):
         model(**inputs("bert"))
+    model.set_attn_implementation("sdpa")
+    model(**inputs("bert"))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor had."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // 4)
+        return out
+
+
+@pytest.mark.parametrize(("backend", "linear"), [("auto", True), ("original", False)])
+@pytest.mark.parametrize("start", ["zero", "local"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_default_trains_in_linear_memory_and_original_in_n_x_n(backend, linear, start, dropout):
+    n, heads = 1152, 4
+    model = tiny("bert", num_hidden_layers=1, attention_probs_dropout_prob=dropout).train()
+    attach(model, f"tisa:kernels=2,start={start}", keep_positions=False, backend=backend)
+    given = {"input_ids": inputs("bert", n)["input_ids"][:1]}
+    with Largest() as largest:
+        model(**given)[0].square().mean().backward()
+    assert model.whence.layer0_tisa.raw_amplitude.grad.abs().max() > 0
+    assert (largest.numbers < heads * n * n / 2) == linear
 
 
 @pytest.mark.compiled

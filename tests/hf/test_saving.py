@@ -121,7 +121,7 @@ def test_the_config_carries_the_method_and_the_weights_are_safetensors(saved):
         "keep_positions": False,
         "share": False,
         "layers": None,
-        "backend": "original",
+        "backend": "auto",
     }
     with safe_open(saved / "bert-False" / "model.safetensors", "pt") as file:
         assert "whence.layer1_tisa.raw_offset" in file.keys()  # noqa: SIM118
@@ -289,6 +289,39 @@ def test_from_pretrained_refuses_a_model_without_a_method(tmp_path):
         from_pretrained(tmp_path)
 
 
+def pickled(saved: Path, target: Path, index: str | None) -> Path:
+    """A checkpoint with pickled weights, in a file or as the shard that an index names."""
+    shutil.copytree(saved / "bert-True", target)
+    weights = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    name = "pytorch_model.bin" if index is None else "model-00001-of-00001.bin"
+    torch.save(weights, target / name)
+    if index is not None:
+        shards = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights, name)}
+        (target / index).write_text(json.dumps(shards))
+    return target
+
+
+@pytest.mark.parametrize(
+    "index", [None, "pytorch_model.bin.index.json", "model.safetensors.index.json"]
+)
+def test_pickled_weights_are_read_only_when_asked_for(index, saved, tmp_path, monkeypatch):
+    path = pickled(saved, tmp_path / "bin", index)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a pickle was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", refuse)
+        for load in (from_pretrained, AutoModel.from_pretrained):
+            with pytest.raises(ValueError, match=r"a pickle can run code.*allow_pickle=True"):
+                load(path)
+        with pytest.raises(ValueError, match=r"use_safetensors=False asks for pickled weights"):
+            from_pretrained(path, use_safetensors=False)
+    given, out = (load_file(path / f"{name}.st") for name in ("given", "out"))
+    same(hidden(from_pretrained(path, allow_pickle=True), given), out["out"])
+
+
 @pytest.mark.parametrize("path", ["./not-there", Path("not-there"), "a/b/c"])
 def test_a_folder_that_is_not_there_is_named(path):
     with pytest.raises(
@@ -319,7 +352,7 @@ def test_the_class_to_load_in_may_be_a_loaded_models_but_not_another_familys(sav
         from_pretrained(saved / "bert-True", output_loading_info=True)
 
 
-@pytest.mark.parametrize(("backend", "attn"), [("original", "eager"), ("auto", "sdpa")])
+@pytest.mark.parametrize(("backend", "attn"), [("auto", "eager"), ("sdpa", "sdpa")])
 def test_a_model_of_an_attached_ones_config_has_the_method_and_comes_off(backend, attn):
     model = tiny("bert", attn="eager")
     attach(model, "tisa:kernels=2", backend=backend)

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from whence.checks import at_least, one_of, require
 from whence.hf import attention, mpnet
 from whence.hf.building import cast_like, completed, positions_for
-from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnConfig, OwnForward
+from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnAttention, OwnConfig, OwnForward
 from whence.hf.classes import FORMAT
-from whence.hf.layer_hooks import AttentionHook, count_layers
+from whence.hf.layer_hooks import AttentionHook, count_layers, tell_of_weights
 from whence.hf.model_parts import ModelParts, parts_of
 from whence.hf.position_table import add_input_term, drop
-from whence.hf.positions import Positions
+from whence.hf.positions import ModelReference, Positions, positions_of
 from whence.kernels.attend import BACKENDS
 from whence.method import PositionMethod
 
@@ -26,15 +26,22 @@ class Attached:
     """A method on a model: what `attach` returns, and `attached(model)` finds again.
 
     `methods` has an entry a layer, None where one was left out; `whole` is what they share, or the
-    first of them.
+    first of them. Where PEFT trains copies of them, they are those of the active adapter.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, positions: Positions, options: dict[str, Any]
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, options: dict[str, Any]) -> None:
         self.model, self.options = model, options
-        self.methods, self.whole = positions.layers, positions.whole
         self.changes: list[Change] = []
+
+    @property
+    def methods(self) -> tuple[PositionMethod | None, ...]:
+        """The method of each layer."""
+        return positions_of(self.model.base_model).layers
+
+    @property
+    def whole(self) -> PositionMethod:
+        """What the methods of the layers share, or the first of them."""
+        return positions_of(self.model.base_model).whole
 
     @property
     def position(self) -> str | None:
@@ -45,7 +52,7 @@ class Attached:
 
     def n_parameters(self) -> int:
         """The parameters that the method brought, all layers together."""
-        named = _positions(self.model).named_parameters()
+        named = positions_of(self.model.base_model).named_parameters()
         return sum(p.numel() for name, p in named if name != TABLE)
 
     def undo(self) -> None:
@@ -55,6 +62,11 @@ class Attached:
         require(
             getattr(base, HANDLE, None) is self,
             "this method is no longer on the model: it was taken off before.",
+        )
+        require(
+            isinstance(base.whence, Positions),
+            "PEFT trains a copy of this method: take its adapters off the model first, with "
+            "merge_and_unload() or unload().",
         )
         self._take_off()
 
@@ -85,7 +97,7 @@ def attach(
     share: bool = False,
     layers: Sequence[int] | None = None,
     train: str = "all",
-    backend: str = "original",
+    backend: str = "auto",
 ) -> Attached:
     """Add a positional method to the attention of a pretrained model; `undo()` takes it off.
 
@@ -97,9 +109,11 @@ def attach(
                     shares (T5's table) is shared in any case
     layers          which layers, count_layers from 0; all unless given
     train           "all" leaves what is trained as it is, "position" freezes everything else
-    backend         "original": the attention function that the model had, with the position in its
-                    mask, so that a method of no effect changes no bit; n x n memory. Or one of
-                    `whence.attend`: "auto", "fused", "sdpa", "reference"
+    backend         "auto": the model's own attention function while the bias is zero, so that no
+                    bit changes, then `whence.attend`, in linear memory; in a model loaded with
+                    attn_implementation="eager" always its own function, whose weights are n x n.
+                    "original": always the model's own function, with the position in its mask,
+                    which is n x n. "fused", "sdpa", "reference": always this backend of `attend`
 
         >>> handle = attach(model, "tisa:kernels=5")  # doctest: +SKIP
         >>> handle.undo()  # doctest: +SKIP
@@ -122,18 +136,18 @@ def attach(
     }
     implementation = _implementation(parts, backend)
     cast_like(positions, _references(parts))
-    handle = Attached(whole, positions, options)
+    handle = Attached(whole, options)
     base.add_module("whence", positions)
     setattr(base, HANDLE, handle)
     try:
         handle.changes.append(OwnConfig(whole, options))
+        attention.register()
         if implementation is not None:
-            attention.register()
             whole.set_attn_implementation(implementation)
         if not keep_positions:
             handle.changes += drop(parts)
         handle.changes += add_input_term(parts, positions.whole)
-        handle.changes += _at_attentions(parts, positions, backend)
+        handle.changes += _at_attentions(parts, backend)
         if train == "position":
             own = set(map(id, positions.parameters()))
             rest = (p for p in whole.parameters() if id(p) not in own and p.requires_grad)
@@ -144,11 +158,13 @@ def attach(
     return handle
 
 
-def attached(model: PreTrainedModel) -> Attached | None:
-    """The handle of the method that is on this model, or None."""
-    handle = getattr(model.base_model, HANDLE, None)
-    assert handle is None or isinstance(handle, Attached)
-    return handle
+def attached(model: nn.Module) -> Attached | None:
+    """The handle of the method that is on this model, or None; it may be wrapped (PEFT, DDP)."""
+    for module in model.modules():
+        handle = module.__dict__.get(HANDLE)
+        if isinstance(handle, Attached):
+            return handle
+    return None
 
 
 def _checked(model: nn.Module) -> PreTrainedModel:
@@ -205,23 +221,15 @@ def _layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 
 
 def _implementation(parts: ModelParts, backend: str) -> str | None:
-    """The name under which transformers finds our attention function, None where it asks none."""
+    """The attention implementation that the config must have, None where it stays as it is."""
     if parts.attach.own_forward:
         return None
     config: Any = parts.base.config
+    attention.check_implementation(config)
+    if backend not in ("auto", "original"):
+        return attention.NAMES["attend"]
     before = attention.plain_name(str(config._attn_implementation))
-    require(
-        before in ("sdpa", "eager"),
-        f"attach works beside the attention implementations sdpa and eager, this model has "
-        f"{before!r}. Load it with attn_implementation='sdpa'; backend='auto' then takes the "
-        "fastest of whence's own.",
-    )
-    require(
-        before != "eager" or not getattr(config, "reorder_and_upcast_attn", False),
-        "reorder_and_upcast_attn has an attention of its own, which no method can enter. Load the "
-        "model with attn_implementation='sdpa'.",
-    )
-    return attention.NAMES[before if backend == "original" else "attend"]
+    return None if before == config._attn_implementation else before
 
 
 def _references(parts: ModelParts) -> list[nn.Module]:
@@ -230,28 +238,26 @@ def _references(parts: ModelParts) -> list[nn.Module]:
     return modules[:1] * parts.n_layers() if parts.attach.repeats else modules
 
 
-def _at_attentions(parts: ModelParts, positions: Positions, backend: str) -> list[Change]:
+def _at_attentions(parts: ModelParts, backend: str) -> list[Change]:
     changes: list[Change] = []
-    shared = bool(parts.attach.repeats)
+    reference, shared = ModelReference(parts.base), bool(parts.attach.repeats)
+    if parts.stack.causal:
+        hook = parts.base.register_forward_pre_hook(tell_of_weights, with_kwargs=True)
+        changes.append(Hooked(hook))
     if shared:
         stack = parts.base.get_submodule(parts.attach.repeats)
         changes.append(Hooked(stack.register_forward_pre_hook(count_layers, with_kwargs=True)))
     for index, module in enumerate(parts.attentions()):
-        methods = positions.layers if shared else positions.layers[index : index + 1]
-        hook = AttentionHook(
-            methods,
+        attention_hook = AttentionHook(
+            reference,
             module,
+            None if shared else index,
             backend=backend,
-            shared=shared,
             by_interface=not parts.attach.own_forward,
         )
-        changes.append(Hooked(module.register_forward_pre_hook(hook, with_kwargs=True)))
-        if parts.attach.own_forward:
-            changes.append(OwnForward(module, mpnet.forward))
+        changes.append(Hooked(module.register_forward_pre_hook(attention_hook, with_kwargs=True)))
+        own_forward = parts.attach.own_forward
+        changes.append(
+            OwnForward(module, mpnet.forward) if own_forward else OwnAttention(module, backend)
+        )
     return changes
-
-
-def _positions(model: PreTrainedModel) -> Positions:
-    positions = model.base_model.whence
-    assert isinstance(positions, Positions)
-    return positions

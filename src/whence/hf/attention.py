@@ -1,17 +1,15 @@
-"""The attention functions that whence registers with `transformers`, each with its mask function.
+"""The attention functions that whence registers with `transformers`.
 
-One for each way of running: "whence_sdpa" and "whence_eager" call what the model called before,
-with the position in the mask; "whence_attend" is `whence.attend`. A module without a method (a
-cross-attention, a layer that was left out) gets what it got before, or plain attention.
+One for each way of running: "whence_sdpa" and "whence_eager" take the place of "sdpa" and "eager",
+and call them as long as that is exact; "whence_attend" is `whence.attend`. A layer that was left
+out gets what it got before, or plain attention.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask, sdpa_mask
 
 from whence.checks import require
 from whence.hf.layer_context import (
@@ -19,12 +17,15 @@ from whence.hf.layer_context import (
     call_of,
     check_cache,
     dense_bias,
+    needs_grad,
     runs_as_before,
     unscaled,
 )
 from whence.hf.masks import attend_mask, combined, given, seen
+from whence.kernels.attend import execute
+from whence.kernels.reference import attend_with_weights
 from whence.methods.nope import Nope
-from whence.nn.positioned import positioned_attention
+from whence.nn.positioned import positioned_call
 
 Run = Callable[..., tuple[Tensor, Tensor | None]]
 SDPA: Run = AttentionInterface()["sdpa"]
@@ -32,9 +33,46 @@ NAMES = {"sdpa": "whence_sdpa", "eager": "whence_eager", "attend": "whence_atten
 
 
 def plain_name(implementation: str) -> str:
-    """The implementation without a method: a config of a model with one attached has ours."""
-    before = {name: kind for kind, name in NAMES.items()}.get(implementation, implementation)
-    return "sdpa" if before == "attend" else before
+    """The implementation without a method, where a model with one may have ours."""
+    return "sdpa" if implementation == NAMES["attend"] else implementation
+
+
+def check_implementation(config: Any) -> None:
+    """Refuse an attention implementation that no method can enter."""
+    name = plain_name(str(config._attn_implementation))
+    require(
+        name in ("sdpa", "eager"),
+        f"a method works beside the attention implementations sdpa and eager, this model has "
+        f"{name!r}. Load it with attn_implementation='sdpa', or call "
+        "model.set_attn_implementation('sdpa'); on a GPU whence takes the fastest of its own.",
+    )
+    require(
+        name != "eager" or not getattr(config, "reorder_and_upcast_attn", False),
+        "reorder_and_upcast_attn has an attention of its own, which no method can enter. Load the "
+        "model with attn_implementation='sdpa'.",
+    )
+
+
+class AttentionConfig:
+    """The config as the attention of a layer with a method sees it: it asks for our functions.
+
+    Everything else is read from the model's config, in which an implementation may be set at any
+    time, as in a model without a method.
+    """
+
+    def __init__(self, config: Any, backend: str) -> None:
+        self.config, self.backend = config, backend
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "config":  # as it is being copied
+            raise AttributeError(name)
+        return getattr(self.config, name)
+
+    @property
+    def _attn_implementation(self) -> str:
+        if self.backend not in ("auto", "original"):
+            return NAMES["attend"]
+        return NAMES[self.config._attn_implementation]
 
 
 def whence_sdpa(
@@ -49,33 +87,40 @@ def whence_sdpa(
     whence: LayerContext | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """transformers' own sdpa function with the position in its mask.
+    """transformers' own sdpa function while the bias is zero, so that no bit changes.
 
-    While the bias is zero the call without it gives the output, so that no bit changes: with a
-    mask, or with a mask that needs gradients, PyTorch may take another kernel.
+    Then `whence.attend`; or, with backend="original", the same function with the bias in its mask,
+    for which PyTorch may take another kernel. The first steps of training need a gradient of a bias
+    of zero: the plain call gives the value, the other one the gradient.
     """
+    arguments = (module, query, key, value, attention_mask)
     if whence is None:
-        return SDPA(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
-        )
-    if not runs_as_before(whence):
-        return attended(whence, module, query, key, value, attention_mask, scaling, dropout, kwargs)
+        return SDPA(*arguments, scaling=scaling, dropout=dropout, **kwargs)
+    in_blocks = whence.backend == "auto" and "score" in whence.method.sites()
+    if (
+        not runs_as_before(whence)
+        or whence.weights
+        or (in_blocks and whence.zero_bias.must_be_run(query))
+    ):
+        return attended(whence, *arguments, scaling, dropout, kwargs)
     call = call_of(whence, module, query, key, value, scaling)
-    bias = dense_bias(call)
     heads, numbers = (call.q, call.k, call.v), {"scaling": call.scale, "dropout": dropout}
-    if bias is None:
+    has_bias = call.lag is not None or bool(call.dense)
+    nonzero = has_bias and whence.zero_bias.nonzero(call)
+    if not nonzero and not (has_bias and needs_grad(call)):
         return SDPA(module, *heads, attention_mask, **numbers, **kwargs)
-    nonzero = whence.zero_bias.nonzero(bias)
-    needs_grad = torch.is_grad_enabled() and bias.requires_grad
-    if not nonzero and not needs_grad:
-        return SDPA(module, *heads, attention_mask, **numbers, **kwargs)
-    causal = attention_mask is None and _is_causal(module, kwargs)
-    mask = combined(bias, attention_mask, causal, whence.start)
-    out, weights = SDPA(module, *heads, mask, **numbers, **kwargs)
-    if not nonzero and not dropout:  # the value of the plain call, the gradient of this one
+    if in_blocks:
+        out, _ = attended(whence, *arguments, scaling, dropout, kwargs)
+    else:
+        bias = dense_bias(call)
+        assert bias is not None
+        causal = attention_mask is None and _is_causal(module, kwargs)
+        mask = combined(bias, attention_mask, causal, whence.start)
+        out, _ = SDPA(module, *heads, mask, **numbers, **kwargs)
+    if not nonzero and not dropout:
         plain, _ = SDPA(module, *heads, attention_mask, **numbers, **kwargs)
         out = plain.detach() + (out - out.detach())
-    return out, weights
+    return out, None
 
 
 def whence_eager(
@@ -132,14 +177,11 @@ def attended(
     dropout: float,
     kwargs: dict[str, Any],
     bias: Tensor | None = None,
-) -> tuple[Tensor, None]:
-    """All sites by `attend`; a dense `bias` of the model's own is added to the logits."""
-    require(
-        not kwargs.get("output_attentions"),
-        "output_attentions needs the weights, which this attention never holds: load the model "
-        "with attn_implementation='eager' and attach with backend='original' a method that has "
-        "neither a value nor a replace site.",
-    )
+) -> tuple[Tensor, Tensor | None]:
+    """All sites by `attend`; a dense `bias` of the model's own is added to the logits.
+
+    Weights that are asked for are n x n, and the output is then computed from them.
+    """
     if context is not None:
         check_cache(context, query, key)
     mask, extra = seen(attention_mask, query.shape[2])
@@ -148,7 +190,7 @@ def attended(
     by_keys = attention_mask is None or (mask is not None and mask.keys is not None)
     start = key.shape[2] - query.shape[2] if context is None else context.start
     query, scaling = unscaled(module, query, scaling)
-    out = positioned_attention(
+    call = positioned_call(
         Nope() if context is None else context.method,
         query,
         key,
@@ -161,18 +203,24 @@ def attended(
         scale=scaling,
         dropout=dropout,
         q_start=start,
-        backend="auto" if context is None or context.backend == "original" else context.backend,
     )
-    return out.transpose(1, 2).contiguous(), None
+    if kwargs.get("output_attentions") if context is None else context.weights:
+        out, weights = attend_with_weights(call)
+        return out.transpose(1, 2).contiguous(), weights
+    backend = "auto" if context is None or context.backend == "original" else context.backend
+    return execute(call, backend=backend).transpose(1, 2).contiguous(), None
 
 
 def register() -> None:
-    """Make the names known to transformers: a function and a mask for each, or padding is lost."""
+    """Make the names known to transformers.
+
+    "whence_attend" has a mask function too, for it stands in the config of a model; in place of the
+    other two a config has the name that it had, and with it the model's own masks.
+    """
     functions = {"sdpa": whence_sdpa, "eager": whence_eager, "attend": whence_attend}
-    masks = {"sdpa": sdpa_mask, "eager": eager_mask, "attend": attend_mask}
     for kind, name in NAMES.items():
         AttentionInterface.register(name, functions[kind])
-        AttentionMaskInterface.register(name, masks[kind])
+    AttentionMaskInterface.register(NAMES["attend"], attend_mask)
 
 
 def _is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from whence.hf.attention import plain_name
+from whence.hf.attention import AttentionConfig, plain_name
 from whence.hf.classes import config_class, plain_config_class, register_models
 
 TABLE = "table"  # the name below `whence` of a table that was set aside
@@ -122,3 +122,20 @@ class OwnConfig:
             del before.whence
         for holder in self.holders:
             holder.config = before
+
+
+@dataclass(eq=False)
+class OwnAttention:
+    """An attention that asks for whence's functions, whatever the model's config has."""
+
+    module: nn.Module
+    backend: str
+
+    def __post_init__(self) -> None:
+        config: Any = AttentionConfig(self.module.config, self.backend)
+        self.module.config = config
+
+    def undo(self) -> None:
+        """The model's config again."""
+        config: Any = self.module.config
+        self.module.config = config.config

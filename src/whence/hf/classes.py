@@ -15,7 +15,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from whence.checks import require
 from whence.families import ATTACHABLE
 
-WITH_WEIGHTS = "whence_eager"  # the attention function of ours that gives weights
 FORMAT = 1  # of what a config says; higher where an older whence would read it wrongly
 OPTION_KINDS = {
     "position": str,
@@ -31,29 +30,10 @@ class PositionedConfig:
 
     whence: dict[str, Any] | None = None
     model_type: str
-    _attn_implementation: str | None
-    _output_attentions: bool | None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[misc]
         register_models(self.model_type.removeprefix("whence-"))
-
-    @property
-    def output_attentions(self) -> bool | None:
-        """As in transformers, where only "eager" may set it: ours beside it gives weights too."""
-        return self._output_attentions
-
-    @output_attentions.setter
-    def output_attentions(self, value: bool | None) -> None:
-        if self._attn_implementation == WITH_WEIGHTS:
-            self._output_attentions = value
-        else:
-            PreTrainedConfig.output_attentions.fset(self, value)
-
-    def validate_output_attentions(self) -> None:
-        """The same rule, which transformers checks as it saves a config."""
-        if self._attn_implementation != WITH_WEIGHTS:
-            PreTrainedConfig.validate_output_attentions(self)
 
 
 class PositionedModel:
@@ -70,16 +50,22 @@ class PositionedModel:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own, and then: all of the method's weights must have been there."""
-        from whence.hf.loading import checked
+        """transformers' own, and then: all of the method's weights must have been there.
+
+        Pickled weights are read where use_safetensors=False or None says so, and else refused.
+        """
+        from whence.hf.loading import checked, refuse_pickles
         from whence.old_checkpoints import HUB, convert_former
 
         wanted = bool(kwargs.pop("output_loading_info", False))
+        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+        hub = {key: kwargs.get(key) for key in HUB}
+        if kwargs.setdefault("use_safetensors", True) and path is not None:
+            refuse_pickles(path, hub)
         loading: Any = super()
         model, info = loading.from_pretrained(*args, output_loading_info=True, **kwargs)
-        path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
         if path is not None:
-            convert_former(model, info, path, **{key: kwargs.get(key) for key in HUB})
+            convert_former(model, info, path, **hub)
         checked(model, info)
         return (model, info) if wanted else model
 
@@ -196,3 +182,6 @@ def __getattr__(name: str) -> Any:
     if found not in ATTACHABLE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return model_class(plain, found)
+
+
+register_configs()  # here and not by who imports this: that may be the import of transformers above

@@ -1,5 +1,6 @@
 """What a layer passes to its attention function, and the attention call made of it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from whence.kernels.call import AttentionCall
 from whence.method import PositionMethod
 from whence.nn.positioned import positioned_call
 
+ROWS = 128  # of a dense bias, looked at at once
 FIXED_CACHE = (
     "a cache of fixed size was given, in which the position of a token cannot be told without "
     "waiting for the device. Generate with the dynamic cache, which is the default."
@@ -28,14 +30,18 @@ class ZeroBias:
     def __init__(self) -> None:
         self.so_far = True
 
-    def nonzero(self, bias: Tensor) -> bool:
-        """Whether this bias, or an earlier one, is not zero; True also where it cannot be known."""
+    def must_be_run(self, q: Tensor) -> bool:
+        """Whether an earlier bias was not zero; True also where that cannot be looked at."""
         if not self.so_far or torch.compiler.is_compiling():
             return True
-        if bias.is_cuda and torch.cuda.is_current_stream_capturing():
-            return True
-        self.so_far = not bool(bias.any())
-        return not self.so_far
+        return q.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def nonzero(self, call: AttentionCall) -> bool:
+        """Whether the bias of this call, or an earlier one, is not zero."""
+        if not self.must_be_run(call.q):
+            self.so_far = not any(bool(part.any()) for part in _bias_parts(call))
+            return not self.so_far
+        return True
 
 
 class LayerContext(NamedTuple):
@@ -45,6 +51,7 @@ class LayerContext(NamedTuple):
     x: Tensor  # the layer's input, for methods that look at content
     start: int  # the position of the first query, which is the number of tokens in the cache
     backend: str
+    weights: bool  # whether the attention weights are asked for
     zero_bias: ZeroBias
 
 
@@ -91,6 +98,30 @@ def dense_bias(call: AttentionCall) -> Float[Tensor, "b h q k"] | None:
     return None if total is None else total.to(call.q.dtype)
 
 
+def needs_grad(call: AttentionCall) -> bool:
+    """Whether a gradient will be asked of the bias."""
+    if not torch.is_grad_enabled():
+        return False
+    first = [term.rows(0, 1) for term in call.dense]
+    tensors = [term.to_dense(term.q_pos, term.k_pos) for term in first]
+    tensors += [] if call.lag is None else call.lag.tensors()
+    return any(tensor.requires_grad for tensor in tensors)
+
+
 def runs_as_before(context: LayerContext) -> bool:
     """Whether the model's own attention function can run it, which has no value or replace site."""
-    return context.backend == "original" and not {"value", "replace"} & set(context.method.sites())
+    own = context.backend in ("auto", "original")
+    return own and not {"value", "replace"} & set(context.method.sites())
+
+
+def _bias_parts(call: AttentionCall) -> Iterator[Tensor]:
+    """Tensors that are all zero where the bias is, none of them n x n."""
+    if call.lag is not None:
+        lines = [line for line in (call.lag.left, call.lag.right) if line is not None]
+        ends = [x for line in lines for x in (line.const, line.slope)]
+        yield from (x.detach() for x in (call.lag.band, *ends) if x is not None)
+    for term in call.dense:
+        for start in range(0, call.sight.n_q, ROWS):
+            with torch.no_grad():
+                rows = term.rows(start, min(start + ROWS, call.sight.n_q))
+                yield rows.to_dense(rows.q_pos, rows.k_pos)

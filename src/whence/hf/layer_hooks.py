@@ -5,12 +5,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence.checks import require
-from whence.hf.attention import NAMES
-from whence.hf.layer_context import FIXED_CACHE, LayerContext, ZeroBias
+from whence.hf.attention import check_implementation
+from whence.hf.layer_context import FIXED_CACHE, LayerContext
 from whence.hf.position_table import argument_names
+from whence.hf.positions import ModelReference, positions_of
 from whence.method import PositionMethod
 
 COUNT = "whence_layers"  # the keyword that passes the counter on to a shared attention
+WEIGHTS = "whence_weights"  # the keyword that tells an attention that its weights are asked for
 
 
 class LayerCounter:
@@ -27,50 +29,59 @@ def count_layers(
     return args, {**kwargs, COUNT: LayerCounter()}
 
 
+def tell_of_weights(
+    module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Forward pre-hook of a base model that keeps `output_attentions` to itself (GPT-2, OPT)."""
+    return args, {**kwargs, WEIGHTS: kwargs.get("output_attentions")}
+
+
 class AttentionHook:
     """Forward pre-hook of one attention: adds the argument `whence=LayerContext(...)`.
 
-    `methods` has one entry, or one for each layer where all layers share the attention; None stands
-    for a layer that was left out. Everything that a call needs is in its arguments, so a layer that
-    is computed again in backward gets the same.
+    `layer` is its number, None where all layers share the attention. Everything that a call needs
+    is in its arguments, so a layer that is computed again in backward gets the same.
     """
 
     def __init__(
         self,
-        methods: tuple[PositionMethod | None, ...],
+        model: ModelReference,
         module: nn.Module,
+        layer: int | None,
         *,
         backend: str,
-        shared: bool,
         by_interface: bool,
     ) -> None:
-        self.methods, self.backend = methods, backend
-        self.shared, self.by_interface = shared, by_interface
+        self.model, self.layer, self.backend = model, layer, backend
+        self.by_interface = by_interface
         self.names = argument_names(module)
-        self.zero_bias = tuple(ZeroBias() for _ in methods)
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Add `whence` to the arguments, unless this layer was left out."""
         if self.by_interface:
-            self._check_implementation(module)
-        index = 0
-        if self.shared:
-            kwargs = dict(kwargs)
-            index = self._layer(kwargs.pop(COUNT, None))
-        method = self.methods[index]
+            check_implementation(self.model.base.config)
+        kwargs = dict(kwargs)
+        weights = kwargs.pop(WEIGHTS, kwargs.get("output_attentions"))
+        if weights is None:
+            weights = self.model.base.config.output_attentions  # type: ignore[union-attr]
+        positions, index = positions_of(self.model.base), self.layer
+        if index is None:
+            index = self._counted(kwargs.pop(COUNT, None), len(positions.layers))
+        method = positions.layer(index)
         if method is None:
             return args, kwargs
         given = dict(zip(self.names, args, strict=False)) | kwargs
         x = given["hidden_states"]
         start = self._start(module, method, given.get("past_key_values"))
         self._check_device(method, x)
-        context = LayerContext(method, x, start, self.backend, self.zero_bias[index])
+        context = LayerContext(
+            method, x, start, self.backend, bool(weights), positions.zero_bias[index]
+        )
         return args, {**kwargs, "whence": context}
 
-    def _layer(self, counter: LayerCounter | None) -> int:
-        n_layers = len(self.methods)
+    def _counted(self, counter: LayerCounter | None, n_layers: int) -> int:
         if counter is None or counter.next >= n_layers:
             raise ValueError(
                 f"an attention that {n_layers} layers share ran outside of its encoder's pass, so "
@@ -98,15 +109,6 @@ class AttentionHook:
             "date: pass use_cache=False.",
         )
         return start
-
-    def _check_implementation(self, module: nn.Module) -> None:
-        config: Any = module.config
-        if config._attn_implementation not in NAMES.values():
-            raise ValueError(
-                f"the attention of this model was set to {config._attn_implementation!r} after a "
-                "method was attached, so the method would be left out. undo(), set it, and attach "
-                "again."
-            )
 
     def _check_device(self, method: PositionMethod, x: Tensor) -> None:
         parameter = next(method.parameters(), None)

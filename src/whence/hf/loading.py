@@ -1,10 +1,12 @@
 """Load a model with its method, and say clearly where a checkpoint lacks a part of it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file
 
 from whence.checks import require
 from whence.families import ATTACHABLE
@@ -15,11 +17,19 @@ from whence.hf.classes import PositionedModel, model_class, read_options
 from whence.hf.model_parts import family_of, parts_of
 from whence.old_checkpoints import HUB
 
+PICKLES = (
+    "and a pickle can run code when it is read. Save the model again as safetensors, or pass "
+    "allow_pickle=True if you trust its author (use_safetensors=False to an Auto class)."
+)
 
-def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -> PreTrainedModel:
+
+def from_pretrained(
+    path: str | Path, cls: type | None = None, *, allow_pickle: bool = False, **options: Any
+) -> PreTrainedModel:
     """A model saved with a method attached, in the class that it was saved in.
 
-    `cls` is another class of its family (BertForSequenceClassification), or an Auto class. The
+    `cls` is another class of its family (BertForSequenceClassification), or an Auto class. Weights
+    are read from safetensors; pickled ones (pytorch_model.bin) with allow_pickle=True only. The
     options are those of transformers' own from_pretrained, which is what loads it; for
     output_loading_info=True, which returns two things, call that one.
 
@@ -30,6 +40,10 @@ def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -
         not options.get("output_loading_info"),
         "output_loading_info=True gives a model and a report: call from_pretrained of an Auto "
         "class, such as AutoModel.",
+    )
+    require(
+        options.pop("use_safetensors", True) or allow_pickle,
+        f"use_safetensors=False asks for pickled weights, {PICKLES}",
     )
     config = _config(path, {key: options[key] for key in HUB if key in options})
     require(
@@ -57,7 +71,8 @@ def from_pretrained(path: str | Path, cls: type | None = None, **options: Any) -
             "Give a class of its family, an Auto class, or none.",
         )
         loader = loader if issubclass(loader, PositionedModel) else model_class(loader, family)
-    model = loader.from_pretrained(path, **options)
+    formats = {"use_safetensors": None if allow_pickle else True}  # None: whichever there are
+    model = loader.from_pretrained(path, **options, **formats)
     assert isinstance(model, PreTrainedModel)
     return model
 
@@ -81,6 +96,28 @@ def _config(path: str | Path, hub: dict[str, Any]) -> Any:
             f"there is no folder {path} here, and no model of that name could be had from the hub "
             f"({reason})."
         ) from error
+
+
+def refuse_pickles(path: str | Path, hub: dict[str, Any]) -> None:
+    """Refuse a checkpoint of pickles alone, and an index of safetensors that names one."""
+    folder = Path(path) / str(hub.get("subfolder") or "")
+    if folder.is_dir():
+        pickled = sorted(file.name for file in folder.glob("*.bin"))
+        require(
+            not pickled or any(folder.glob("*.safetensors")),
+            f"{path} has no weights as safetensors but {', '.join(pickled)}, {PICKLES}",
+        )
+    known = {key: value for key, value in hub.items() if value is not None}
+    quiet = {f"_raise_exceptions_for_{x}": False for x in ("missing_entries", "connection_errors")}
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, **known, **quiet)
+    if index is None:
+        return
+    try:
+        shards = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is not an index of shards: {error!r}.") from None
+    named = sorted(str(shard) for shard in shards if not str(shard).endswith(".safetensors"))
+    require(not named, f"{index} names {', '.join(named)}, {PICKLES}")
 
 
 def checked(model: PreTrainedModel, info: dict[str, Any]) -> None:

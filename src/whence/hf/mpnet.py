@@ -28,7 +28,7 @@ def forward(
     shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
     q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
     if not runs_as_before(whence):
-        out, _ = attended(
+        out, weights = attended(
             whence,
             self,
             q,
@@ -40,7 +40,8 @@ def forward(
             {"output_attentions": output_attentions},
             position_bias,
         )
-        return (self.o(out.flatten(2)),)
+        out = self.o(out.flatten(2))
+        return (out,) if weights is None else (out, weights)
     call = call_of(whence, self, q, k, v, None)
     product = call.q @ call.k.transpose(-1, -2)
     logits = product * call.scale

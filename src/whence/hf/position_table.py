@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from whence.hf.changes import Change, Frozen, Hooked, OwnForward, SetAside
 from whence.hf.model_parts import ModelParts
+from whence.hf.positions import ModelReference, positions_of
 from whence.method import PositionMethod
 
 
@@ -67,8 +68,8 @@ def drop(parts: ModelParts) -> list[Change]:
 class InputTermHook:
     """Hook at which a forward pass begins: adds the input term, and calls the method's `begin`."""
 
-    def __init__(self, whole: PositionMethod, *, by_ids: bool) -> None:
-        self.whole, self.by_ids = whole, by_ids
+    def __init__(self, model: ModelReference, *, by_ids: bool) -> None:
+        self.model, self.by_ids = model, by_ids
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook: add the term to the input."""
@@ -85,8 +86,9 @@ class InputTermHook:
         return self._added(out, ids.clamp(min=0))  # OPT gives -1 to padding
 
     def _added(self, x: Tensor, pos: Tensor) -> Tensor:
-        self.whole.begin(pos.shape[-1])
-        term = self.whole.input_term(pos)
+        whole = positions_of(self.model.base).whole
+        whole.begin(pos.shape[-1])
+        term = whole.input_term(pos)
         return x if term is None else x + term.to(x.dtype)
 
 
@@ -95,7 +97,7 @@ def add_input_term(parts: ModelParts, whole: PositionMethod) -> list[Change]:
     if "input" not in whole.sites():
         return []
     module, side = parts.input_site()
-    hook = InputTermHook(whole, by_ids=parts.stack.causal)
+    hook = InputTermHook(ModelReference(parts.base), by_ids=parts.stack.causal)
     if side == "input":
         return [Hooked(module.register_forward_pre_hook(hook.before))]
     return [Hooked(module.register_forward_hook(hook.after, with_kwargs=True))]
