@@ -14,7 +14,7 @@ from whence import Sum, build
 from whence.kernels.fused.plan import Plan
 from whence.kernels.rotary import turned
 from whence.methods.rope import Rope
-from whence.nn import positioned_attention, positioned_weights
+from whence.nn import positioned_attention, positioned_attention_with_weights
 from whence.rotation import Rotation
 
 pytestmark = pytest.mark.triton
@@ -244,7 +244,7 @@ def test_attention_turns_queries_and_keys_by_one_launch(spec: str, launches: lis
     def run(method: torch.nn.Module) -> list[Tensor]:
         options = {"causal": True, "k_start": 5}
         out = positioned_attention(method, q, k, v, **options, backend="reference")
-        weights = positioned_weights(method, q, k, **options)
+        _, weights = positioned_attention_with_weights(method, q, k, v, **options)
         return [out, weights, *torch.autograd.grad(out.square().sum(), [q, k, v])]
 
     found = run(method)

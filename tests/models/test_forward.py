@@ -69,6 +69,31 @@ def test_attention_weights_know_of_padding(name: str) -> None:
         torch.testing.assert_close(weights[1][i, :, -len(row) :, -len(row) :], alone)
 
 
+@pytest.mark.parametrize("name", ["tisa+rope", "shaw", "fire:threshold=3"])
+def test_a_loss_has_a_gradient_by_the_attention_weights(name: str) -> None:
+    model = causal(name)
+    _, ids, mask = padded("left")
+    found = model(ids, attention_mask=mask, output_attentions=True)
+    for weights in found.attentions:
+        weights.retain_grad()
+    found.logits.square().sum().backward()
+    for weights in found.attentions:
+        assert weights.grad is not None
+        assert weights.grad[mask.bool()[:, None].expand(weights.shape[:3])].abs().max() > 0
+
+
+def test_cross_attention_weights_have_a_gradient_too() -> None:
+    model = seq2seq("t5")
+    ids = torch.randint(2, VOCAB, (2, 5))
+    found = model(ids, decoder_input_ids=ids, output_attentions=True)
+    groups = (found.encoder_attentions, found.decoder_attentions, found.cross_attentions)
+    for weights in [x for group in groups for x in group]:
+        weights.retain_grad()
+    found.logits.square().sum().backward()
+    for weights in [x for group in groups for x in group]:
+        assert weights.grad.abs().max() > 0
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_packed_row_is_its_sequences_or_refused(name: str) -> None:
     model = causal(name)

@@ -81,6 +81,15 @@ def test_self_attention_equals_torchs(batch_first: bool, bias: bool, need_weight
     assert_close(results[1], results[0])
 
 
+@pytest.mark.parametrize("position", ["nope", "tisa", "shaw"])
+def test_the_weights_of_every_head_are_what_the_output_is_computed_from(position: str) -> None:
+    layer = MultiheadAttention(D, H, batch_first=True, position=position, dtype=torch.float64)
+    x = tokens(Q, batch_first=True)
+    out, weights = layer(x, x, x, average_attn_weights=False)
+    (by_weights,) = torch.autograd.grad(out.sum(), weights)
+    assert by_weights.abs().min() > 0
+
+
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 5}, {"vdim": 7}, {"kdim": 5, "vdim": 7}])
 @pytest.mark.parametrize("bias", [True, False])
 def test_cross_attention_equals_torchs_for_any_key_and_value_size(

@@ -35,14 +35,33 @@ def attend_rows(
     The call has a key head for every query head (`with_kv_heads_expanded`). `keep`, if given, is
     the dropout to apply in place of a random one: 0 or 1 / (1 - dropout) for each weight.
     """
-    weights = weights_of(call, rows)
+    return weighted(call, rows, weights_of(call, rows), keep)
+
+
+def attend_with_weights(
+    call: AttentionCall,
+) -> tuple[Float[Tensor, "b h q d_v"], Float[Tensor, "b h q k"]]:
+    """The output and the weights before dropout that it is made of, in the dtype of q.
+
+    The output is computed from this very tensor of weights, so its gradient can be asked for.
+    """
+    call, rows = call.with_kv_heads_expanded(), slice(0, call.sight.n_q)
+    weights = weights_of(call, rows).to(call.q.dtype)
+    return weighted(call, rows, weights), weights
+
+
+def weighted(
+    call: AttentionCall, rows: slice, weights: Tensor, keep: Tensor | None = None
+) -> Tensor:
+    """The sum of v + values by these weights, after dropout."""
     if keep is not None:
         weights = weights * keep
     elif call.dropout:
         weights = torch.dropout(weights, call.dropout, train=True)
     out = weights.to(call.v.dtype) @ call.v
     if call.values is not None:
-        out = out + _lag_values(call, rows, weights).to(out.dtype)
+        wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        out = out + _lag_values(call, rows, wide).to(out.dtype)
     return out
 
 

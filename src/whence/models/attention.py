@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
 from whence.kernels import Mask
+from whence.kernels.attend import execute
+from whence.kernels.reference import weighted, weights_of
 from whence.method import PositionMethod
 from whence.methods.nope import Nope
 from whence.models.config import WhenceConfig
 from whence.models.local_heads import LocalHeads
 from whence.models.token_layout import TokenLayout
-from whence.nn import positioned_attention, positioned_weights
+from whence.nn import positioned_attention, positioned_attention_with_weights
+from whence.nn.positioned import positioned_call
 
 Output = tuple[Tensor, Tensor | None]  # hidden states, and weights if they were asked for
 
@@ -55,6 +58,28 @@ class Projections(nn.Module):
         mesh: Any = self.q_proj.weight.device_mesh  # type: ignore[attr-defined]
         self.group = mesh.get_group()
         return LocalHeads(position, rank=mesh.get_local_rank(), size=mesh.size(), group=self.group)
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _attend(
+        self,
+        method: PositionMethod,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        arguments: dict[str, Any],
+        need_weights: bool,
+    ) -> Output:
+        """The output, joined, and the weights that it was computed from if they are asked for."""
+        arguments = arguments | {"dropout": self._dropout}
+        if need_weights:
+            out, weights = positioned_attention_with_weights(method, q, k, v, **arguments)
+            return self._joined(out), weights
+        return self._joined(
+            positioned_attention(method, q, k, v, **arguments, backend=self.backend)
+        ), None
 
 
 class SelfAttention(Projections):
@@ -126,22 +151,6 @@ class SelfAttention(Projections):
             "q_start": q_start,
         }
 
-    def _attend(
-        self,
-        method: PositionMethod,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        arguments: dict[str, Any],
-        need_weights: bool,
-    ) -> Output:
-        dropout = self.dropout if self.training else 0.0
-        out = positioned_attention(
-            method, q, k, v, **arguments, dropout=dropout, backend=self.backend
-        )
-        weights = positioned_weights(method, q, k, **arguments) if need_weights else None
-        return self._joined(out), weights
-
     def _by_group(
         self,
         method: PositionMethod,
@@ -159,9 +168,7 @@ class SelfAttention(Projections):
         """
         assert layout.keys is not None
         start = layout.total - k.shape[2]
-        shape = (q.shape[0], q.shape[2], k.shape[2])
-        out = x.new_zeros(x.shape)
-        whole = q.new_zeros(shape[0], q.shape[1], *shape[1:]) if need_weights else None
+        places, calls = [], []
         for first, rows in layout.groups:
             cut_k, cut_q = max(0, first - start), max(0, first - layout.seen)
             mask = Mask(keys=layout.keys[rows, start + cut_k :])
@@ -174,10 +181,23 @@ class SelfAttention(Projections):
                 layout.seen + cut_q - first - place,
             )
             parts = (q[rows, :, cut_q:], k[rows, :, cut_k:], v[rows, :, cut_k:])
-            part, weights = self._attend(method, *parts, arguments, need_weights)
-            out[rows, cut_q:] = part.to(out.dtype)
-            if whole is not None and weights is not None:
-                whole[rows, :, cut_q:, cut_k:] = weights
+            places.append((rows, cut_q, cut_k))
+            calls.append(positioned_call(method, *parts, **arguments, dropout=self._dropout))
+        whole = None
+        if need_weights:  # all of them first, as one tensor from which the output is computed
+            calls = [call.with_kv_heads_expanded() for call in calls]
+            whole = q.new_zeros(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+            for (rows, cut_q, cut_k), call in zip(places, calls, strict=True):
+                weights = weights_of(call, slice(0, call.sight.n_q))
+                whole[rows, :, cut_q:, cut_k:] = weights.to(whole.dtype)
+        out = x.new_zeros(x.shape)
+        for (rows, cut_q, cut_k), call in zip(places, calls, strict=True):
+            if whole is None:
+                heads = execute(call, backend=self.backend)
+            else:
+                seen = whole[rows, :, cut_q:, cut_k:]
+                heads = weighted(call, slice(0, call.sight.n_q), seen)
+            out[rows, cut_q:] = self._joined(heads).to(out.dtype)
         return out, whole
 
 
@@ -204,11 +224,5 @@ class CrossAttention(Projections):
             if cache is not None:
                 k, v = cache.cross_attention_cache.update(k, v, layer)
                 cache.is_updated[layer] = True
-        dropout = self.dropout if self.training else 0.0
         arguments: dict[str, Any] = {"mask": mask, "scale": self.scale, "q_start": 0}
-        nothing = Nope()
-        out = positioned_attention(
-            nothing, q, k, v, **arguments, dropout=dropout, backend=self.backend
-        )
-        weights = positioned_weights(nothing, q, k, **arguments) if need_weights else None
-        return self._joined(out), weights
+        return self._attend(Nope(), q, k, v, arguments, need_weights)

@@ -2,7 +2,7 @@
 
 from whence.nn.attention import MultiheadAttention
 from whence.nn.layers import TransformerDecoderLayer, TransformerEncoderLayer
-from whence.nn.positioned import positioned_attention, positioned_weights
+from whence.nn.positioned import positioned_attention, positioned_attention_with_weights
 from whence.nn.stacks import TransformerDecoder, TransformerEncoder
 
 __all__ = [
@@ -12,5 +12,5 @@ __all__ = [
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "positioned_attention",
-    "positioned_weights",
+    "positioned_attention_with_weights",
 ]

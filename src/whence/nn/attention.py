@@ -1,16 +1,19 @@
 """Multi-head attention with a position: a drop-in for torch.nn.MultiheadAttention."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from whence.checks import at_least, require
+from whence.checks import at_least, one_of, require
+from whence.kernels import BACKENDS
 from whence.method import PositionMethod
 from whence.methods import build
 from whence.nn.bottom import with_input_term
 from whence.nn.masks import from_torch
-from whence.nn.positioned import positioned_attention, positioned_weights
+from whence.nn.positioned import positioned_attention, positioned_attention_with_weights
 
 
 class MultiheadAttention(nn.Module):
@@ -77,6 +80,7 @@ class MultiheadAttention(nn.Module):
             num_heads % num_kv_heads == 0,
             f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}.",
         )
+        one_of("backend", backend, ("auto", *BACKENDS))
         require(0.0 <= dropout < 1.0, f"dropout must be in [0, 1), got {dropout}.")
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.kdim = embed_dim if kdim is None else kdim
@@ -169,8 +173,11 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """(output, weights or None), as torch's: a mask's True forbids, floats are added.
 
-        need_weights=True, torch's default, costs n x n memory and a second softmax; the output is
-        the same without. To decode, give the last rows as `query` and their place as `q_start`.
+        need_weights=True, torch's default, costs n x n memory: the output is then computed from the
+        weights, by the definition, and is the same but for rounding. Those of every head
+        (average_attn_weights=False) are the tensor that the output was computed from, so that
+        `retain_grad` works on them. To decode, give the last rows as `query` and their place as
+        `q_start`.
         """
         self._check_inputs(query, key, value)
         causal = self.causal or is_causal
@@ -202,36 +209,26 @@ class MultiheadAttention(nn.Module):
         x_k_seen = x_k if content and self.kdim == self.embed_dim else None
         k, v = self._with_extra(k, v)
         q_place = q_start + self._n_extra  # keys that stand nowhere come first: all is after them
-        out = positioned_attention(
-            self.position,
-            q,
-            k,
-            v,
-            x_q=x_q_seen,
-            x_k=x_k_seen,
-            bias=bias,
-            mask=mask,
-            causal=causal,
-            dropout=self.dropout if self.training else 0.0,
-            q_start=q_place,
-            backend=self.backend,
-        )
+        arguments: dict[str, Any] = {
+            "x_q": x_q_seen,
+            "x_k": x_k_seen,
+            "bias": bias,
+            "mask": mask,
+            "causal": causal,
+            "dropout": self.dropout if self.training else 0.0,
+            "q_start": q_place,
+        }
+        weights = None
+        if need_weights:
+            out, weights = positioned_attention_with_weights(self.position, q, k, v, **arguments)
+        else:
+            out = positioned_attention(self.position, q, k, v, **arguments, backend=self.backend)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         out = self._as_given(out, batched)
-        if not need_weights:
+        if weights is None:
             return out, None
-        weights = positioned_weights(
-            self.position,
-            q,
-            k,
-            x_q=x_q_seen,
-            x_k=x_k_seen,
-            bias=bias,
-            mask=mask,
-            causal=causal,
-            q_start=q_place,
-        )
-        weights = weights.roll(-self._n_extra, dims=-1)  # torch has them last
+        if self._n_extra:
+            weights = weights.roll(-self._n_extra, dims=-1)  # torch has them last
         if average_attn_weights:
             weights = weights.mean(dim=1)
         return out, weights if batched else weights[0]

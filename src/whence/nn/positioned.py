@@ -7,7 +7,7 @@ from torch import Tensor
 from whence.kernels import Mask
 from whence.kernels.attend import execute
 from whence.kernels.call import AttentionCall, as_call
-from whence.kernels.reference import weights_of
+from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
 from whence.lag import Bias
 from whence.method import Content, PositionMethod
@@ -57,6 +57,47 @@ def positioned_attention(
     return execute(call, backend=backend)
 
 
+def positioned_attention_with_weights(
+    position: PositionMethod,
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b h_kv k d"],
+    v: Float[Tensor, "b h_kv k d_v"],
+    *,
+    x_q: Float[Tensor, "b q d_model"] | None = None,
+    x_k: Float[Tensor, "b k d_model"] | None = None,
+    bias: Bias | None = None,
+    mask: Mask | Tensor | None = None,
+    causal: bool = False,
+    window: int | tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    k_start: int = 0,
+    q_start: int | None = None,
+) -> tuple[Float[Tensor, "b h q d_v"], Float[Tensor, "b h q k"]]:
+    """`positioned_attention` and its weights before dropout: n x n numbers for every head.
+
+    The output is computed from the weights that are returned, by the definition of attention, so
+    a gradient of the output reaches them (`weights.retain_grad()`).
+    """
+    call = positioned_call(
+        position,
+        q,
+        k,
+        v,
+        x_q=x_q,
+        x_k=x_k,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        window=window,
+        scale=scale,
+        dropout=dropout,
+        k_start=k_start,
+        q_start=q_start,
+    )
+    return attend_with_weights(call)
+
+
 def positioned_call(
     position: PositionMethod,
     q: Float[Tensor, "b h q d"],
@@ -92,42 +133,6 @@ def positioned_call(
         dropout=dropout,
         q_start=q_start,
     )
-
-
-def positioned_weights(
-    position: PositionMethod,
-    q: Float[Tensor, "b h q d"],
-    k: Float[Tensor, "b h_kv k d"],
-    *,
-    x_q: Float[Tensor, "b q d_model"] | None = None,
-    x_k: Float[Tensor, "b k d_model"] | None = None,
-    bias: Bias | None = None,
-    mask: Mask | Tensor | None = None,
-    causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    k_start: int = 0,
-    q_start: int | None = None,
-) -> Float[Tensor, "b h q k"]:
-    """The attention weights of the same call, before dropout: n x n numbers for every head."""
-    q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
-    q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
-    term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
-    heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
-    call = as_call(
-        heads_q,
-        heads_k,
-        heads_k,  # in place of the values, which the weights do not depend on
-        bias=term,
-        values=None,
-        mask=mask,
-        causal=causal,
-        window=window,
-        scale=scale,
-        dropout=0.0,
-        q_start=q_start,
-    )
-    return weights_of(call.with_kv_heads_expanded(), slice(0, q.shape[2])).to(q.dtype)
 
 
 def _positions(
