@@ -1,9 +1,11 @@
-"""torch.compile sees a native model as one graph, with the same numbers."""
+"""torch.compile and torch.export see a native model as one graph, with the same numbers."""
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
 
-from models import VOCAB, causal, prompts
+from models import LENGTH, VOCAB, causal, prompts
 
 pytestmark = [
     pytest.mark.compiled,
@@ -45,3 +47,44 @@ def test_a_compiled_model_takes_padding() -> None:
         torch.testing.assert_close(
             found[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()]
         )
+
+
+class Logits(nn.Module):
+    """The logits of padded tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.model(ids, attention_mask=mask, use_cache=False).logits
+
+
+def padded(b: int, n: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(2, VOCAB, (b, n)), torch.arange(n) >= torch.arange(b)[:, None]
+
+
+EXPORTED = [
+    "tisa+rope",
+    "shaw",
+    *(
+        pytest.param(x, marks=pytest.mark.slow)
+        for x in ("t5", "alibi", "kerple", "transformer_xl", "learned", "rope")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_model_takes_any_batch_and_length(name: str) -> None:
+    model = Logits(causal(name))
+    b, n = Dim("b", min=1, max=8), Dim("n", min=9, max=LENGTH)
+    exported = export(model, padded(3, 11), dynamic_shapes=({0: b, 1: n}, {0: b, 1: n}))
+    for shape in ((1, 9), (3, 11), (4, 31)):
+        ids, mask = padded(*shape)
+        found, wanted = exported.module()(ids, mask), model(ids, mask)
+        torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-4, atol=1e-4)
+
+
+def test_padding_cannot_be_exported_where_the_position_depends_on_the_beginning() -> None:
+    with pytest.raises(ValueError, match="cannot sort rows by their padding"):
+        export(Logits(causal("fire")), padded(3, 11))

@@ -98,7 +98,7 @@ def as_call(
                 f"got {tuple(values.table.shape)}."
             ),
         )
-    scale = d**-0.5 if scale is None else scale
+    scale = float(d**-0.5) if scale is None else scale  # under a compiler d may be symbolic
     if k.shape[1] != v.shape[1]:  # as when a method gives each query head keys of its own
         most = max(k.shape[1], v.shape[1])
         k, v = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (k, v))
@@ -142,11 +142,17 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
             ),
         )
     for term in terms.dense:
-        made = (len(term.q_pos), len(term.k_pos))
-        require(
-            made == (n_q, n_k),
-            f"this DenseBias was made for (queries, keys) = {made}, this call has {(n_q, n_k)}.",
-        )
+        _check_dense(term, n_q, n_k)
+
+
+def _check_dense(term: DenseBias, n_q: int, n_k: int) -> None:
+    made = (term.q_pos.shape[0], term.k_pos.shape[0])
+    require(
+        made == (n_q, n_k),
+        lambda: (
+            f"this DenseBias was made for (queries, keys) = {made}, this call has {(n_q, n_k)}."
+        ),
+    )
 
 
 def _widened(

@@ -114,6 +114,11 @@ def _packed(position_ids: Tensor, anchored: bool) -> Int[Tensor, "#b n"] | None:
 
 
 def _groups(keys: Tensor) -> tuple[tuple[int, Tensor], ...]:
+    require(
+        not torch.compiler.is_exporting(),
+        "this position depends on where its sequence begins, and an exported graph cannot "
+        "sort rows by their padding: export without attention_mask, or take a method of the lag.",
+    )
     first = keys.int().argmax(dim=-1)
     starts = sorted(set(first.tolist()))
     if starts == [0]:

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from whence.checks import surely_equal
 from whence.kernels import Mask
 from whence.kernels.attend import execute
 from whence.kernels.call import AttentionCall, as_call
@@ -147,7 +148,7 @@ def _positions(
         q_pos, k_pos = (torch.empty(n, dtype=torch.long, device="meta") for n in (n_q, n_k))
         return q_pos, k_pos
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
-    if q_start == 0 and n_q == n_k:  # one launch less for every layer
+    if surely_equal(q_start, 0) and surely_equal(n_q, n_k):  # one launch less for every layer
         return k_pos, k_pos
     return torch.arange(first, first + n_q, device=q.device), k_pos
 
@@ -178,7 +179,7 @@ def _logit_term(
     scale: float | None,
 ) -> tuple[Bias | None, float]:
     """What is added to scale * q.k, and the scale: 0 where a method replaces q.k."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     term = position.logits(q, q_pos, k_pos, content=content)
     if term is None:
         term = position.score_term(q, q_pos, k_pos, content=content)
