@@ -1,6 +1,7 @@
 """What all native models share with `transformers`: initial weights, and checks before decoding."""
 
 import copy
+import re
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,20 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         if path is not None:
             convert_former(model, info, path, **hub)
         return (model, info) if wanted else model
+
+    def post_init(self) -> None:
+        """As the library's; the tensor-parallel plan then names only modules that are there.
+
+        The plan of a config is for all models that it could build, with a gate or without. And the
+        encoder of an encoder-decoder has the config of the whole, whose names are not its own.
+        """
+        super().post_init()
+        names = [name for name, _ in self.named_modules()]
+        self._tp_plan = {
+            pattern: style
+            for pattern, style in (self._tp_plan or {}).items()
+            if any(_matches(pattern, name) for name in names)
+        }
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -86,6 +101,11 @@ class Decoding:
     def get_decoder_stack(self) -> WhenceStack:
         """The stack that decodes."""
         raise NotImplementedError
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a name of a plan, in which * is a layer's number, is this module's."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name) is not None
 
 
 def resolved(config: WhenceConfig, wanted: bool) -> WhenceConfig:
