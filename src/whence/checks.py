@@ -33,6 +33,13 @@ def broadcasts(size: int, to: int) -> bool:
     return size == 1 or size == to
 
 
+def not_nested(way_out: str, **named: torch.Tensor) -> None:
+    """Each named tensor must be an ordinary one: a nested tensor has no length that can be used."""
+    for name, x in named.items():
+        if x.is_nested:
+            raise TypeError(f"{name} is a nested tensor, which has no one length. {way_out}")
+
+
 def is_symbolic(*sizes: int) -> bool:
     """Whether a compiler or torch.export holds one of these sizes open; False outside of them."""
     if not torch.compiler.is_compiling():

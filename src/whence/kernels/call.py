@@ -7,9 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from whence.checks import at_least, broadcasts, require
+from whence.checks import at_least, broadcasts, not_nested, require
 from whence.kernels.mask import Mask, Sight, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
+
+PACK = (
+    "Pack its sequences into one row: x.values()[None] of heads [b, h, n, d], with "
+    "mask=Mask.packed(x.offsets(), total number of tokens)."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,7 @@ def as_call(
     q_start: int | None,
 ) -> AttentionCall:
     """Check the arguments of `attend` and put them into one form."""
+    not_nested(PACK, q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or not x.is_floating_point():
             raise ValueError(

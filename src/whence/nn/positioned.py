@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import surely_equal
+from whence.checks import not_nested, surely_equal
 from whence.kernels import Mask
 from whence.kernels.attend import execute
-from whence.kernels.call import AttentionCall, as_call
+from whence.kernels.call import PACK, AttentionCall, as_call
 from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
 from whence.lag import Bias
@@ -117,6 +117,7 @@ def positioned_call(
     q_start: int | None = None,
 ) -> AttentionCall:
     """The call that `positioned_attention` executes: all of the method's sites, no attention."""
+    not_nested(PACK, q=q, k=k, v=v)
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
