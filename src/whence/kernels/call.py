@@ -63,7 +63,7 @@ def as_call(
     window: int | tuple[int | None, int | None] | None,
     scale: float | None,
     dropout: float,
-    q_start: int | None,
+    q_start: int | Tensor | None,
 ) -> AttentionCall:
     """Check the arguments of `attend` and put them into one form."""
     not_nested(PACK, q=q, k=k, v=v)
@@ -120,7 +120,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
 
 
-def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:
+def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int | Tensor) -> None:
     if terms.lag is not None:
         shape = terms.lag.shape
         fits = all(broadcasts(x, n) for x, n in zip(shape[:3], (b, h, n_q), strict=True))
@@ -131,7 +131,9 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
                 f"{shape}. Was the method built for another number of heads?"
             ),
         )
-        if n_q and n_k:
+        if isinstance(q_start, Tensor):  # any place among the keys
+            terms.lag.check(1 - n_k, n_k - 1)
+        elif n_q and n_k:
             terms.lag.check(-(q_start + n_q - 1), n_k - 1 - q_start)
     if terms.low_rank is not None:
         u, w = terms.low_rank.query, terms.low_rank.key

@@ -4,8 +4,9 @@ import copy
 import re
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import EncoderDecoderCache, PreTrainedModel, StaticCache
 from transformers import initialization as init
 
 from whence.checks import require
@@ -29,8 +30,6 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _supports_sdpa = True
     _supports_flash_attn = False
     _supports_attention_backend = False
-    # Positions are read as whole numbers, so a compiled step of decoding would not be one graph.
-    _can_compile_fullgraph = False
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,12 +69,39 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class Decoding:
-    """Refuse at once, before the first token, what a method cannot decode."""
+    """What a model needs to decode, and a refusal before the first token where it cannot."""
+
+    @property
+    def _can_compile_fullgraph(self) -> bool:
+        """Whether a step of decoding over a static cache is one graph that serves every step.
+
+        Not where attention depends on the place of the first token, for rows are then sorted by
+        their padding; nor with a window, whose cache drops keys.
+        """
+        stack = self.get_decoder_stack()
+        whole = stack.position.whole
+        return not (whole.anchored or whole.grows or self.config.sliding_window)  # type: ignore[attr-defined]
+
+    def _valid_auto_compile_criteria(self, *arguments: Any, **named: Any) -> bool:
+        """As the library's, for a step that can be compiled."""
+        valid = super()._valid_auto_compile_criteria(*arguments, **named)  # type: ignore[misc]
+        return bool(valid) and self._can_compile_fullgraph
 
     @staticmethod
-    def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:
-        """The padding mask as it is: the library would make one of pairs for a static cache."""
-        return attention_mask
+    def create_masks_for_generate(
+        *, attention_mask: Any, past_key_values: Any = None, **_: Any
+    ) -> Any:
+        """The padding mask, as long as the cache, so that its shape is the same in every step.
+
+        The library would make one of pairs.
+        """
+        cache = past_key_values
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if attention_mask is None or not isinstance(cache, StaticCache):
+            return attention_mask
+        more = cache.layers[0].max_cache_len - attention_mask.shape[1]
+        return F.pad(attention_mask, (0, more)) if more > 0 else attention_mask
 
     def _validate_generated_length(
         self, generation_config: Any, input_ids_length: int, has_default_max_length: bool

@@ -33,6 +33,8 @@ def note(call: AttentionCall) -> str:
     """How it would run the call, for `explain`."""
     if is_plain(call):
         return "PyTorch's scaled_dot_product_attention as it is: linear memory"
+    if isinstance(call.sight.q_start, Tensor):
+        return "holds the logits of all queries and keys, because q_start is a tensor"
     if call.dense:
         return "blocks of queries, the dense bias built a block at a time: linear memory"
     if _can_split(call):
@@ -45,13 +47,19 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     if is_plain(call):
         return _plain(call)
     call = call.with_kv_heads_expanded()
+    if isinstance(call.sight.q_start, Tensor):  # nobody knows which keys are near
+        return reference.attend_rows(call, slice(0, call.sight.n_q))
     return _dense(call) if call.dense else _blocked(call)
 
 
 def is_plain(call: AttentionCall) -> bool:
     """Whether `scaled_dot_product_attention` computes all of the call without a mask tensor."""
     sight = call.sight
-    square = surely_equal(sight.n_q, sight.n_k) and surely_equal(sight.q_start, 0)
+    square = (
+        not isinstance(sight.q_start, Tensor)
+        and surely_equal(sight.n_q, sight.n_k)
+        and surely_equal(sight.q_start, 0)
+    )
     return (
         call.lag is None
         and len(call.dense) == 0  # torch.compile cannot trace `not` of a tuple
