@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 TABLE = "transformers.models.auto.configuration_auto"
-TEACHERS = ("whence.hf.classes",)  # each has register_configs(), and needs no model's code for it
+TEACHERS = ("whence.hf.classes",)  # each adds its entries when imported, without any model's code
 
 
 def teach() -> None:
@@ -24,7 +24,7 @@ def teach() -> None:
     """
     for name in TEACHERS:
         try:
-            importlib.import_module(name).register_configs()
+            importlib.import_module(name)
         except Exception as error:
             warnings.warn(
                 f"transformers' Auto classes will not load models saved with {name}: {error}",

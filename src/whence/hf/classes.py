@@ -179,3 +179,6 @@ def __getattr__(name: str) -> Any:
     if found not in ATTACHABLE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return model_class(plain, found)
+
+
+register_configs()  # here and not by who imports this: that may be the import of transformers above
