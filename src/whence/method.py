@@ -205,7 +205,7 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> 
     if torch.compiler.is_compiling():
         if at_most is not None and is_symbolic(n_q, n_k):
             return at_most
-        bound: int = torch.sym_max(torch.sym_max(n_q, n_k), 1) - 1
+        bound: int = torch.sym_max(torch.sym_max(n_q, n_k), 1) - 1  # type: ignore[no-untyped-call]
     else:
         bound = max(n_q, n_k, 1) - 1
         if n_q and n_k and all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos)):

@@ -41,7 +41,9 @@ def transformers_suite(module: str) -> Any:
             with warnings.catch_warnings(action="ignore"):  # theirs, as they are imported
                 return importlib.import_module(f"tests.{module}")
         except ImportError as error:
-            missing = re.match(r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'", str(error))
+            missing = re.match(
+                r"cannot import name '(\w+)' from '(transformers\.[\w.]+)'", str(error)
+            )
             if missing is None:
                 raise
             name, owner = missing.groups()

@@ -88,18 +88,29 @@ class Mask:
 class Sight:
     """Which keys each query row may look at: the mask, causality and the window together.
 
-    Query row i stands at key position q_start + i. The window is (before, after): a query looks at
-    lags -before..after, and None is no limit. q_start is a tensor of one number in a compiled step
-    of decoding, which must not depend on it.
+    Query row i stands at key position start + i. The window is (before, after): a query looks at
+    lags -before..after, and None is no limit. The start is a tensor of one number in a compiled
+    step of decoding, which must not depend on it.
     """
 
     n_q: int
     n_k: int
-    q_start: int | Tensor
+    start: int | Tensor
     mask: Mask | None
     causal: bool
     window: tuple[int | None, int | None]
     device: torch.device
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the start is a whole number, so that keys can be chosen by it."""
+        return not isinstance(self.start, Tensor)
+
+    @property
+    def q_start(self) -> int:
+        """The start, where it is known."""
+        assert not isinstance(self.start, Tensor)
+        return self.start
 
     def _lag_limits(self) -> tuple[int | None, int | None]:
         before, after = self.window
@@ -108,7 +119,6 @@ class Sight:
     def key_range(self, rows: slice) -> slice:
         """The range of keys that causality and the window leave to any of these query rows."""
         before, after = self._lag_limits()
-        assert not isinstance(self.q_start, Tensor)
         first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
         low = 0 if before is None else min(max(0, first - before), self.n_k)
         high = self.n_k if after is None else min(self.n_k, max(0, last + after + 1))
@@ -119,13 +129,13 @@ class Sight:
         allowed = None if self.mask is None else self.mask.tile(rows, keys)
         before, after = self._lag_limits()
         cut_left, cut_right = before is not None, after is not None
-        if not isinstance(self.q_start, Tensor):  # else it is not known whether they cut anything
+        if self.is_known:  # else nobody knows whether they cut anything
             first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
             cut_left = before is not None and keys.start < last - before
             cut_right = after is not None and keys.stop - 1 > first + after
         if not (cut_left or cut_right):
             return allowed
-        q_place = torch.arange(rows.start, rows.stop, device=self.device) + self.q_start
+        q_place = torch.arange(rows.start, rows.stop, device=self.device) + self.start
         lag = torch.arange(keys.start, keys.stop, device=self.device) - q_place[:, None]
         near = torch.ones_like(lag, dtype=torch.bool)
         if before is not None:

@@ -49,11 +49,8 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """
         super().post_init()
         names = [name for name, _ in self.named_modules()]
-        self._tp_plan = {
-            pattern: style
-            for pattern, style in (self._tp_plan or {}).items()
-            if any(_matches(pattern, name) for name in names)
-        }
+        plan: dict[str, str] = self.tp_plan
+        self._tp_plan = {x: plan[x] for x in plan if any(_matches(x, name) for name in names)}
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

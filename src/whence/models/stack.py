@@ -88,7 +88,11 @@ class WhenceStack(nn.Module):
             anchored=whole.anchored,
             device=x.device,
         )
-        whole.begin(layout.total if longest is None else longest)
+        if isinstance(layout.total, Tensor):
+            assert longest is not None
+            whole.begin(longest)
+        else:
+            whole.begin(layout.total)
         term = whole.input_term(layout.places)
         x = x if term is None else x + term.to(x.dtype)
         x = self.dropout(x if self.embed_norm is None else self.embed_norm(x))

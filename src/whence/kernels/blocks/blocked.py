@@ -91,7 +91,7 @@ class BlockedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, plan: Plan, *tensors: Any) -> Tensor:
         """Attend block by block and save what backward needs: no logits, unless there are few."""
         given, masks = Given(*tensors[:N_GIVEN]), MaskTensors(*tensors[N_GIVEN:])
         kept, weights = attended(plan.with_mask(masks.mask()), given)

@@ -33,7 +33,7 @@ def note(call: AttentionCall) -> str:
     """How it would run the call, for `explain`."""
     if is_plain(call):
         return "PyTorch's scaled_dot_product_attention as it is: linear memory"
-    if isinstance(call.sight.q_start, Tensor):
+    if not call.sight.is_known:
         return "holds the logits of all queries and keys, because q_start is a tensor"
     if call.dense:
         return "blocks of queries, the dense bias built a block at a time: linear memory"
@@ -47,7 +47,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     if is_plain(call):
         return _plain(call)
     call = call.with_kv_heads_expanded()
-    if isinstance(call.sight.q_start, Tensor):  # nobody knows which keys are near
+    if not call.sight.is_known:  # nobody knows which keys are near
         return reference.attend_rows(call, slice(0, call.sight.n_q))
     return _dense(call) if call.dense else _blocked(call)
 
@@ -56,9 +56,7 @@ def is_plain(call: AttentionCall) -> bool:
     """Whether `scaled_dot_product_attention` computes all of the call without a mask tensor."""
     sight = call.sight
     square = (
-        not isinstance(sight.q_start, Tensor)
-        and surely_equal(sight.n_q, sight.n_k)
-        and surely_equal(sight.q_start, 0)
+        sight.is_known and surely_equal(sight.n_q, sight.n_k) and surely_equal(sight.q_start, 0)
     )
     return (
         call.lag is None
@@ -84,7 +82,7 @@ def _plain(call: AttentionCall) -> Tensor:
         call = call.with_kv_heads_expanded()
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
     # A comparison of heads that a compiler holds open is no bool: it must be asked for.
-    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     out = scaled_dot_product_attention(
         q,
         k,
@@ -116,8 +114,9 @@ def _blocked(call: AttentionCall) -> Tensor:
     # ALiBi's two tails are one line, and the segments of `Mask.packed` one tensor; an operator and
     # autograd want a tensor for each argument.
     tails = (left.const, left.slope, right.const, right.slope)
-    given = Given(call.q, call.k, call.v, lag.band, *(_view(x) for x in tails), table)
+    given = Given(call.q, call.k, call.v, lag.band, *map(_view, tails), table)  # type: ignore[call-arg]
     masks = MaskTensors(*(_view(x) for x in _mask_tensors(sight.mask)))
+    out: Tensor
     if compiling:
         out = blocked_attention(given, masks, sight, scale=call.scale, dropout=call.dropout)
         return out[..., :d_v]

@@ -34,7 +34,7 @@ def refuse(call: AttentionCall) -> str | None:
         return f"has no kernels for {call.q.dtype}. Take backend='sdpa'."
     if max(call.q.shape[-1], call.v.shape[-1]) > 256:
         return f"has kernels for heads of at most 256, got {call.q.shape[-1]}. Take backend='sdpa'."
-    if isinstance(call.sight.q_start, torch.Tensor):
+    if not call.sight.is_known:
         return "needs q_start as a whole number, got a tensor. Take backend='sdpa'."
     if call.dense:
         return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
