@@ -42,6 +42,31 @@ def broadcasts(size: int, to: int) -> bool:
     return size == 1 or size == to
 
 
+def not_nested(way_out: str, **named: torch.Tensor) -> None:
+    """Each named tensor must be an ordinary one: a nested tensor has no length that can be used."""
+    for name, x in named.items():
+        if x.is_nested:
+            raise TypeError(f"{name} is a nested tensor, which has no one length. {way_out}")
+
+
+def is_symbolic(*sizes: int) -> bool:
+    """Whether a compiler or torch.export holds one of these sizes open; False outside of them."""
+    if not torch.compiler.is_compiling():
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # costly to import
+
+    return not all(has_static_value(size) for size in sizes)
+
+
+def surely_equal(a: int, b: int) -> bool:
+    """a == b, without a guard: False where a compiler holds a size open and cannot tell."""
+    if not torch.compiler.is_compiling():
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(a == b))
+
+
 def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     """A named choice must be one of the allowed ones; the message suggests the nearest."""
     allowed = tuple(allowed)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import require
+from whence.checks import is_symbolic, require
 from whence.lag import Bias, LagValues
 from whence.rotation import Rotation
 from whence.units import keeping_float32
@@ -194,18 +194,23 @@ class PositionMethod(nn.Module):
             )
 
 
-def longest_lag(q_pos: Tensor, k_pos: Tensor) -> int:
-    """A bound on |lag| from the shapes alone, so without reading the device.
+def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> int:
+    """A bound on |lag| from the shapes alone, so without reading the device; or `at_most`.
 
     It holds where the queries lie among the keys or start with them, as in a Transformer they do;
-    positions on the CPU are read, so there it holds for any.
+    positions on the CPU are read, so there it holds for any. Where a compiler holds the lengths
+    open it is `at_most`, if that is given: which of the two is smaller would be a guard.
     """
     n_q, n_k = q_pos.shape[0], k_pos.shape[0]  # len() would make a symbolic length a constant
-    bound = max(n_q, n_k, 1) - 1
-    readable = n_q and n_k and all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos))
-    if not readable or torch.compiler.is_compiling():
-        return bound
-    return max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
+    if torch.compiler.is_compiling():
+        if at_most is not None and is_symbolic(n_q, n_k):
+            return at_most
+        bound: int = torch.sym_max(torch.sym_max(n_q, n_k), 1) - 1  # type: ignore[no-untyped-call]
+    else:
+        bound = max(n_q, n_k, 1) - 1
+        if n_q and n_k and all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos)):
+            bound = max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
+    return bound if at_most is None else min(bound, at_most)
 
 
 def span(pos: Int[Tensor, "*b n"]) -> tuple[int, int]:

@@ -466,3 +466,16 @@ def test_explain_gives_the_reason_that_attend_would_raise():
         with pytest.raises(ValueError, match=f"backend '{name}' cannot run this call") as caught:
             attend(q, k, v, backend=name)
         assert reason in str(caught.value)
+
+
+def test_a_nested_tensor_is_refused_with_a_way_out_that_works() -> None:
+    rows = [torch.randn(n, 2, 4) for n in (3, 5)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
+    bias = LagBias.line(torch.tensor([-1.0, -0.5]))
+    for call in (attend, explain):
+        with pytest.raises(TypeError, match=r"q is a nested tensor.*mask=Mask\.packed"):
+            call(nested, nested, nested, bias=bias)
+    packed, mask = nested.values()[None], Mask.packed(nested.offsets(), 8)
+    found = attend(packed, packed, packed, bias=bias, mask=mask)
+    alone = [attend(*[x.transpose(0, 1)[None]] * 3, bias=bias) for x in rows]
+    assert_close(found, torch.cat(alone, dim=2))

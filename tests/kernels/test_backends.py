@@ -103,17 +103,17 @@ def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor
     seed=st.integers(0, 10**6),
     rows=st.sampled_from([1, 4, 16, 64]),
     far=st.sampled_from([1, 3, 1000]),
-    keep=st.sampled_from([0, 0, sdpa.MOST_KEPT_WEIGHTS]),
+    keep=st.sampled_from([0, 0, plan.MOST_KEPT_WEIGHTS]),
 )
 def test_blocks_equal_the_definition_in_output_and_every_gradient(
     seed: int, rows: int, far: int, keep: int
 ) -> None:
     qkv, options, gradients = random_call(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "MOST_ROWS", rows)
+        patch.setattr(plan, "MOST_ROWS", rows)
         patch.setattr(plan, "FEWEST_FAR_KEYS", far)
         patch.setattr(
-            sdpa, "MOST_KEPT_WEIGHTS", keep
+            plan, "MOST_KEPT_WEIGHTS", keep
         )  # with 0, weights are computed again in backward
         found = attend(*qkv, **options, backend="sdpa")
     wanted = attend(*qkv, **options, backend="reference")
@@ -161,7 +161,7 @@ def test_the_far_parts_really_are_left_to_the_flash_kernel(monkeypatch: pytest.M
     seen = []
     plain = far.FarRange.forward
     monkeypatch.setattr(far.FarRange, "forward", lambda part: seen.append(part) or plain(part))
-    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", 0)
+    monkeypatch.setattr(plan, "MOST_KEPT_WEIGHTS", 0)
     q = torch.randn(1, 2, 1024, 8)
     band = LagBias(torch.randn(1, 2, 1, 9), Line(), Line())
     attend(q, q, q, bias=band, backend="sdpa")
@@ -200,13 +200,13 @@ def test_dropout_keeps_the_right_share_scales_it_and_repeats_it_in_backward() ->
     torch.testing.assert_close(a, b_)
 
 
-@pytest.mark.parametrize("keep", [0, sdpa.MOST_KEPT_WEIGHTS])
+@pytest.mark.parametrize("keep", [0, plan.MOST_KEPT_WEIGHTS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_error_is_at_most_twice_that_of_pytorch_in_the_same_dtype(
     dtype: torch.dtype, keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root mean square against float64, output and every gradient; PyTorch's way is n x n."""
-    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", keep)
+    monkeypatch.setattr(plan, "MOST_KEPT_WEIGHTS", keep)
     n, reach = 300, 20
     exact = [torch.randn(2, 3, n, 16, dtype=F64) for _ in range(3)]
     band = torch.randn(1, 3, 1, 2 * reach + 1, dtype=F64)
@@ -320,8 +320,8 @@ def test_gradients_are_bitwise_equal_on_every_run() -> None:
 def test_a_mask_or_key_changed_in_place_before_backward_raises(
     change: str, dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdpa, "MOST_ROWS", 16)
-    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", 0)  # so that backward reads the mask again
+    monkeypatch.setattr(plan, "MOST_ROWS", 16)
+    monkeypatch.setattr(plan, "MOST_KEPT_WEIGHTS", 0)  # so that backward reads the mask again
     q, k, v = torch.randn(3, 1, 2, 40, 4).unbind(0)
     segments, pos = torch.ones(1, 40).long(), torch.arange(40)
     mask = Mask(
@@ -340,14 +340,14 @@ def test_a_mask_or_key_changed_in_place_before_backward_raises(
         out.square().sum().backward()
 
 
-@pytest.mark.parametrize("keep", [0, sdpa.MOST_KEPT_WEIGHTS])
+@pytest.mark.parametrize("keep", [0, plan.MOST_KEPT_WEIGHTS])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reason", ["dropout", "values"])
 def test_a_query_with_one_key_has_no_gradient_of_the_bias_in_half_precision(
     reason: str, dtype: torch.dtype, keep: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weight is 1 whatever the bias is. The output is no value of the dtype, so it is rounded."""
-    monkeypatch.setattr(sdpa, "MOST_KEPT_WEIGHTS", keep)
+    monkeypatch.setattr(plan, "MOST_KEPT_WEIGHTS", keep)
     q, k, v = (x.to(dtype).requires_grad_() for x in torch.randn(3, 1, 2, 8, 64))
     band = torch.zeros(1, 2, 1, 5, requires_grad=True)
     values = LagValues(torch.randn(2, 3, 64)) if reason == "values" else None

@@ -48,10 +48,10 @@ def test_sdpa_equals_the_definition_in_output_and_gradients(
     name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "whence.kernels.blocks.sdpa.MOST_ROWS", 4
+        "whence.kernels.blocks.plan.MOST_ROWS", 4
     )  # so that small inputs take several blocks
-    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_LOGITS", 1)
-    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_KEPT_WEIGHTS", 0)
+    monkeypatch.setattr("whence.kernels.blocks.plan.MOST_LOGITS", 1)
+    monkeypatch.setattr("whence.kernels.blocks.plan.MOST_KEPT_WEIGHTS", 0)
     monkeypatch.setattr("whence.kernels.blocks.plan.FEWEST_FAR_KEYS", 2)
     n_q, n_k = shape
     layer, x = Layer(small(name)), inputs(n_k).requires_grad_()
@@ -93,9 +93,9 @@ def test_the_flex_peer_equals_the_definition_or_says_why_it_does_not_run(
 def test_masks_windows_and_grouped_heads_change_no_backend(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_ROWS", 4)
-    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_LOGITS", 1)
-    monkeypatch.setattr("whence.kernels.blocks.sdpa.MOST_KEPT_WEIGHTS", 0)
+    monkeypatch.setattr("whence.kernels.blocks.plan.MOST_ROWS", 4)
+    monkeypatch.setattr("whence.kernels.blocks.plan.MOST_LOGITS", 1)
+    monkeypatch.setattr("whence.kernels.blocks.plan.MOST_KEPT_WEIGHTS", 0)
     x = inputs(13)
     mask = torch.rand(2, 13) > 0.3
     for options in [

@@ -1,9 +1,15 @@
-"""torch.compile sees a native model as one graph, with the same numbers."""
+"""torch.compile and torch.export see a native model as one graph, with the same numbers."""
+
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+from transformers import CompileConfig
 
-from models import VOCAB, causal, prompts
+from models import GREEDY, LENGTH, VOCAB, causal, prompts, seq2seq
+from whence.methods import METHODS
 
 pytestmark = [
     pytest.mark.compiled,
@@ -45,3 +51,102 @@ def test_a_compiled_model_takes_padding() -> None:
         torch.testing.assert_close(
             found[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()]
         )
+
+
+class Logits(nn.Module):
+    """The logits of padded tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.model(ids, attention_mask=mask, use_cache=False).logits
+
+
+def padded(b: int, n: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(2, VOCAB, (b, n)), torch.arange(n) >= torch.arange(b)[:, None]
+
+
+EXPORTED = [
+    "tisa+rope",
+    "shaw",
+    *(
+        pytest.param(x, marks=pytest.mark.slow)
+        for x in ("t5", "alibi", "kerple", "transformer_xl", "learned", "rope")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_model_takes_any_batch_and_length(name: str) -> None:
+    model = Logits(causal(name))
+    b, n = Dim("b", min=1, max=8), Dim("n", min=9, max=LENGTH)
+    exported = export(model, padded(3, 11), dynamic_shapes=({0: b, 1: n}, {0: b, 1: n}))
+    for shape in ((1, 9), (3, 11), (4, 31)):
+        ids, mask = padded(*shape)
+        found, wanted = exported.module()(ids, mask), model(ids, mask)
+        torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-4, atol=1e-4)
+
+
+def test_padding_cannot_be_exported_where_the_position_depends_on_the_beginning() -> None:
+    with pytest.raises(ValueError, match="cannot sort rows by their padding"):
+        export(Logits(causal("fire")), padded(3, 11))
+
+
+# Of the other methods attention depends on where a sequence begins, so that padding sorts rows.
+DECODED = [name for name, method in METHODS.items() if not method.anchored]
+ALWAYS = ["tisa:kernels=3+rope", "shaw"]
+
+
+@pytest.mark.parametrize(
+    "name", [*ALWAYS, *(pytest.param(x, marks=pytest.mark.slow) for x in DECODED)]
+)
+def test_one_compiled_graph_decodes_every_token(name: str) -> None:
+    torch.compiler.reset()
+    model = causal(name)
+    assert model._can_compile_fullgraph
+    _, ids, mask = prompts()
+    graphs: list[torch.fx.GraphModule] = []
+    wanted = model.generate(ids, attention_mask=mask, max_new_tokens=6, **GREEDY)
+    found = decoded(model, graphs, input_ids=ids, attention_mask=mask, max_new_tokens=6)
+    assert torch.equal(found, wanted)
+    assert len(graphs) == 1
+
+
+def test_one_compiled_graph_decodes_every_token_of_an_encoder_decoder() -> None:
+    torch.compiler.reset()
+    model = seq2seq("tisa")
+    _, ids, mask = prompts()
+    graphs: list[torch.fx.GraphModule] = []
+    wanted = model.generate(ids, attention_mask=mask, max_new_tokens=6, **GREEDY)
+    found = decoded(model, graphs, input_ids=ids, attention_mask=mask, max_new_tokens=6)
+    assert torch.equal(found, wanted)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"position": "fire"}, {"position": "tisa", "sliding_window": 4}]
+)
+def test_what_cannot_be_one_graph_is_decoded_without_compiling(options: dict[str, Any]) -> None:
+    model = causal(options.pop("position"), **options)
+    _, ids, mask = prompts()
+    graphs: list[torch.fx.GraphModule] = []
+    wanted = model.generate(ids, attention_mask=mask, max_new_tokens=3, **GREEDY)
+    found = decoded(model, graphs, input_ids=ids, attention_mask=mask, max_new_tokens=3)
+    assert torch.equal(found, wanted)
+    assert not graphs
+
+
+def decoded(model: Any, graphs: list[torch.fx.GraphModule], **arguments: Any) -> Tensor:
+    """Tokens by `generate` with a static cache, its steps compiled; every graph is added."""
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph
+
+    config = CompileConfig(fullgraph=True, backend=backend, mode=None)
+    config._compile_all_devices = True  # else on a GPU alone
+    return model.generate(
+        **arguments, compile_config=config, cache_implementation="static", **GREEDY
+    )

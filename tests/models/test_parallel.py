@@ -1,13 +1,21 @@
 """Native models on two processes: data-parallel, sharded, and cut by heads, equal one process."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from models import VOCAB, causal, seq2seq
+from models import SIZES, VOCAB, causal, seq2seq
 from processes import run_two
-from whence.models import WhenceForCausalLM
+from whence.models import (
+    WhenceConfig,
+    WhenceForCausalLM,
+    WhenceForMaskedLM,
+    WhenceForSequenceClassification,
+)
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -57,3 +65,28 @@ def test_the_plan_names_every_matrix_that_is_cut() -> None:
     assert plan["lm_head"] == "colwise_gather_output"
     assert not any("position" in key for key in plan)
     assert "WhenceLayer" in WhenceForCausalLM._no_split_modules
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: causal("tisa", gated_mlp=False),
+        lambda: causal("tisa", gated_mlp=True),
+        lambda: seq2seq("tisa"),
+        lambda: seq2seq("tisa", gated_mlp=False).model,
+        lambda: WhenceForMaskedLM(WhenceConfig(**SIZES, head_transform=True)),
+        lambda: WhenceForSequenceClassification(WhenceConfig(**SIZES, shared_layers=True)),
+    ],
+)
+def test_the_plan_names_only_modules_that_are_there_and_every_matrix_of_a_layer(
+    model: Callable[[], nn.Module],
+) -> None:
+    built = model()
+    patterns = {x: re.compile(re.escape(x).replace(r"\*", r"\d+")) for x in built.tp_plan}
+    modules = dict(built.named_modules())
+    for text, pattern in patterns.items():
+        assert any(pattern.fullmatch(name) for name in modules), text
+    matrices = [name for name, x in modules.items() if ".layers." in name and type(x) is nn.Linear]
+    assert matrices
+    for name in matrices:
+        assert any(pattern.fullmatch(name) for pattern in patterns.values()), name

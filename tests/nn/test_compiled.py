@@ -95,6 +95,23 @@ def test_a_compiled_layer_takes_any_length_with_two_graphs(
     assert graphs.frame_count <= 2  # one for the first length, one for all others
 
 
+def test_an_exported_encoder_takes_any_length() -> None:
+    encoder = TransformerEncoder(D, H, 1, 16, batch_first=True, position="tisa").eval()
+
+    class Padded(nn.Module):
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            return encoder(x, src_key_padding_mask=padding)
+
+    def given(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(B, n, D), torch.arange(n).expand(B, n) >= n - 2
+
+    n = torch.export.Dim("n", min=4, max=40)
+    exported = torch.export.export(Padded(), given(9), dynamic_shapes=({1: n}, {1: n}))
+    for length in (5, 31):
+        x, padding = given(length)
+        assert_close(exported.module()(x, padding), Padded()(x, padding))
+
+
 @pytest.mark.parametrize("position", ["alibi:learned=true", "fire"])
 def test_attention_compiles_on_the_backend_that_auto_takes(position: str) -> None:
     layer = MultiheadAttention(D, H, position=position, dtype=torch.float64)

@@ -682,3 +682,18 @@ def test_a_bad_stack_is_refused() -> None:
         TransformerEncoder(D, H, 2, activation="rel")
     with pytest.raises(ValueError, match="cross_position Learned adds to the input"):
         TransformerDecoder(D, H, 2, cross_position="learned")
+
+
+def test_nested_tensors_are_refused_in_words() -> None:
+    x = torch.nested.nested_tensor([torch.randn(n, D) for n in (3, 5)], layout=torch.jagged)
+    plain = torch.randn(B, Q, D)
+    options = {"batch_first": True, "position": "tisa"}
+    for call in (
+        lambda: MultiheadAttention(D, H, **options)(x, x, x),
+        lambda: TransformerEncoderLayer(D, H, **options)(x),
+        lambda: TransformerDecoderLayer(D, H, **options)(plain, x),
+        lambda: TransformerEncoder(D, H, 1, **options)(x),
+        lambda: TransformerDecoder(D, H, 1, **options)(x, plain),
+    ):
+        with pytest.raises(TypeError, match=r"is a nested tensor.*to_padded_tensor"):
+            call()

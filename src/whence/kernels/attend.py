@@ -51,14 +51,16 @@ def attend(
     window: int | tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-    q_start: int | None = None,
+    q_start: int | Tensor | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "b h q d_v"]:
     """softmax(scale * q.k + bias) @ (v + values), in every variation a Transformer needs.
 
     lag = key position - query position. Query row i stands at key position q_start + i; by default
-    q_start is n_k - n_q, so that the queries are the last rows of a cache. There may be fewer key
-    and value heads than query heads (grouped heads).
+    q_start is n_k - n_q, so that the queries are the last rows of a cache. A tensor of one number
+    is for a compiled step of decoding over a cache of fixed length: the graph then serves every
+    step, and holds the logits of all keys. There may be fewer key and value heads than query heads
+    (grouped heads).
 
     bias     a LagBias, LowRankBias, DenseBias or a sum of them; it is added after the scaling
     values   a LagValues table: a vector for each lag, weighted like v
@@ -124,7 +126,7 @@ def explain(
     window: int | tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-    q_start: int | None = None,
+    q_start: int | Tensor | None = None,
 ) -> Explanation:
     """Which backend `attend` would take for these arguments, and what each one says of them.
 

@@ -7,26 +7,43 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from whence.checks import at_least, broadcasts, require
+from whence.checks import at_least, broadcasts, not_nested, require
 from whence.kernels.mask import Mask, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
+
+PACK = (
+    "Pack its sequences into one row: x.values()[None] of heads [b, h, n, d], with "
+    "mask=Mask.packed(x.offsets(), total number of tokens)."
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Sight:
     """Which keys each query row may look at: the mask, causality and the window together.
 
-    Query row i stands at key position q_start + i. The window is (before, after): a query looks at
-    lags -before..after, and None is no limit.
+    Query row i stands at key position start + i. The window is (before, after): a query looks at
+    lags -before..after, and None is no limit. The start is a tensor of one number in a compiled
+    step of decoding, which must not depend on it.
     """
 
     n_q: int
     n_k: int
-    q_start: int
+    start: int | Tensor
     mask: Mask | None
     causal: bool
     window: tuple[int | None, int | None]
     device: torch.device
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the start is a whole number, so that keys can be chosen by it."""
+        return not isinstance(self.start, Tensor)
+
+    @property
+    def q_start(self) -> int:
+        """The start, where it is known."""
+        assert not isinstance(self.start, Tensor)
+        return self.start
 
     def _lag_limits(self) -> tuple[int | None, int | None]:
         before, after = self.window
@@ -44,12 +61,14 @@ class Sight:
         """The allowed pairs among these query rows and keys, or None if all are allowed."""
         allowed = None if self.mask is None else self.mask.tile(rows, keys)
         before, after = self._lag_limits()
-        first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
-        cut_left = before is not None and keys.start < last - before
-        cut_right = after is not None and keys.stop - 1 > first + after
+        cut_left, cut_right = before is not None, after is not None
+        if self.is_known:  # else nobody knows whether they cut anything
+            first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
+            cut_left = before is not None and keys.start < last - before
+            cut_right = after is not None and keys.stop - 1 > first + after
         if not (cut_left or cut_right):
             return allowed
-        q_place = torch.arange(first, last + 1, device=self.device)
+        q_place = torch.arange(rows.start, rows.stop, device=self.device) + self.start
         lag = torch.arange(keys.start, keys.stop, device=self.device) - q_place[:, None]
         near = torch.ones_like(lag, dtype=torch.bool)
         if before is not None:
@@ -112,9 +131,10 @@ def as_call(
     window: int | tuple[int | None, int | None] | None,
     scale: float | None,
     dropout: float,
-    q_start: int | None,
+    q_start: int | Tensor | None,
 ) -> AttentionCall:
     """Check the arguments of `attend` and put them into one form."""
+    not_nested(PACK, q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or not x.is_floating_point():
             raise ValueError(
@@ -156,7 +176,7 @@ def as_call(
                 f"got {tuple(values.table.shape)}."
             ),
         )
-    scale = d**-0.5 if scale is None else scale
+    scale = float(d**-0.5) if scale is None else scale  # under a compiler d may be symbolic
     if k.shape[1] != v.shape[1]:  # as when a method gives each query head keys of its own
         most = max(k.shape[1], v.shape[1])
         k, v = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (k, v))
@@ -171,7 +191,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}."
 
 
-def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int) -> None:
+def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int | Tensor) -> None:
     if terms.lag is not None:
         shape = terms.lag.shape
         fits = all(broadcasts(x, n) for x, n in zip(shape[:3], (b, h, n_q), strict=True))
@@ -182,7 +202,9 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
                 f"{shape}. Was the method built for another number of heads?"
             ),
         )
-        if n_q and n_k:
+        if isinstance(q_start, Tensor):  # any place among the keys
+            terms.lag.check(1 - n_k, n_k - 1)
+        elif n_q and n_k:
             terms.lag.check(-(q_start + n_q - 1), n_k - 1 - q_start)
     if terms.low_rank is not None:
         u, w = terms.low_rank.query, terms.low_rank.key
@@ -199,11 +221,17 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int)
             ),
         )
     for term in terms.dense:
-        made = (len(term.q_pos), len(term.k_pos))
-        require(
-            made == (n_q, n_k),
-            f"this DenseBias was made for (queries, keys) = {made}, this call has {(n_q, n_k)}.",
-        )
+        _check_dense(term, n_q, n_k)
+
+
+def _check_dense(term: DenseBias, n_q: int, n_k: int) -> None:
+    made = (term.q_pos.shape[0], term.k_pos.shape[0])
+    require(
+        made == (n_q, n_k),
+        lambda: (
+            f"this DenseBias was made for (queries, keys) = {made}, this call has {(n_q, n_k)}."
+        ),
+    )
 
 
 def _widened(

@@ -111,7 +111,8 @@ def _require_boolean(name: str, part: Tensor) -> None:
 
 def _require_shape(name: str, shape: tuple[int, ...], sizes: tuple[tuple[int, ...], ...]) -> None:
     fits = len(shape) == len(sizes) and all(
-        n in allowed for n, allowed in zip(shape, sizes, strict=True)
+        any(n == size for size in allowed)  # `in` is False where a compiler holds a size open
+        for n, allowed in zip(shape, sizes, strict=True)
     )
     require(
         fits,

@@ -74,7 +74,7 @@ def weights_of(call: AttentionCall, rows: slice) -> Float[Tensor, "b h q k"]:
         logits = logits + (q @ call.k.transpose(-1, -2)).to(dtype) * call.scale
     if call.lag is not None:
         place = torch.arange(n_k, device=q.device)
-        q_place = torch.arange(rows.start, rows.stop, device=q.device) + call.sight.q_start
+        q_place = torch.arange(rows.start, rows.stop, device=q.device) + call.sight.start
         logits = logits + call.lag.rows(rows.start, rows.stop).to_dense(q_place, place)
     for term in call.dense:
         part = term.rows(rows.start, rows.stop)
@@ -95,7 +95,7 @@ def _lag_values(call: AttentionCall, rows: slice, weights: Tensor) -> Tensor:
     assert call.values is not None
     table, reach = call.values.table, call.values.reach
     place = torch.arange(call.sight.n_k, device=weights.device)
-    q_place = torch.arange(rows.start, rows.stop, device=weights.device) + call.sight.q_start
+    q_place = torch.arange(rows.start, rows.stop, device=weights.device) + call.sight.start
     column = (place - q_place[:, None]).clamp(-reach, reach) + reach
     mass = weights.new_zeros(*weights.shape[:3], 2 * reach + 1)
     mass = mass.scatter_add(-1, column.expand(weights.shape), weights)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from whence.checks import surely_equal
 from whence.kernels.fused.backend import HAS_TRITON, INTERPRETED, by_token
 from whence.kernels.fused.plain import HALF
 from whence.kernels.fused.plan import PLANS, Plan, lies, slots_of
@@ -96,10 +97,13 @@ def _by_torch(
     q: Tensor, q_pos: Tensor | int, k: Tensor, k_pos: Tensor | int, rotation: Rotation
 ) -> tuple[Tensor, Tensor]:
     """The definition, with one table where queries and keys stand at the same positions."""
-    same = q_pos is k_pos or (isinstance(q_pos, int) and q_pos == k_pos)
+    if isinstance(q_pos, Tensor) or isinstance(k_pos, Tensor):
+        same = q_pos is k_pos
+    else:
+        same = surely_equal(q_pos, k_pos)
     waves = rotation.waves(_filled(q, q_pos), q.dtype)
     turned_q = rotation.rotated(q, *waves)
-    if not same or q.shape[2] != k.shape[2] or q.dtype != k.dtype:
+    if not same or not surely_equal(q.shape[2], k.shape[2]) or q.dtype != k.dtype:
         waves = rotation.waves(_filled(k, k_pos), k.dtype)
     return turned_q, rotation.rotated(k, *waves)
 

@@ -65,11 +65,13 @@ class LowRankBias(Bias):
         self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]
     ) -> Float[Tensor, "b h q k"]:
         """The product of the factors."""
-        made, asked = (self.query.shape[2], self.key.shape[2]), (len(q_pos), len(k_pos))
+        made, asked = (self.query.shape[2], self.key.shape[2]), (q_pos.shape[0], k_pos.shape[0])
         require(
             made == asked,
-            f"this LowRankBias was made for (queries, keys) = {made}, got {asked}. "
-            "Take query rows with bias.rows(start, stop).",
+            lambda: (
+                f"this LowRankBias was made for (queries, keys) = {made}, got {asked}. "
+                "Take query rows with bias.rows(start, stop)."
+            ),
         )
         return self.query @ self.key.transpose(-1, -2)
 

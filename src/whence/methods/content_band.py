@@ -70,7 +70,7 @@ class ContentBand(PositionMethod):
     ) -> LagBias:
         """A band for each query, zero beyond it."""
         x = need(content, "x_q", self)
-        reach = min(self.width - 1, longest_lag(q_pos, k_pos))
+        reach = longest_lag(q_pos, k_pos, at_most=self.width - 1)
         behind = self.profiles[:, : reach + 1].flip(-1)  # lags -reach..0
         if self.symmetric:
             profiles = torch.cat([behind, self.profiles[:, 1 : reach + 1]], dim=-1)

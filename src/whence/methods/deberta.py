@@ -84,7 +84,7 @@ class Deberta(PositionMethod):
         """The band of content to position, and the dense term of position to content."""
         terms: list[Bias] = []
         if self.key is not None:
-            terms.append(self._content_to_position(q, longest_lag(q_pos, k_pos)))
+            terms.append(self._content_to_position(q, q_pos, k_pos))
         if self.query is not None:
             terms.append(self._position_to_content(need(content, "k", self), q_pos, k_pos))
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
@@ -99,9 +99,10 @@ class Deberta(PositionMethod):
     def _share(self) -> float:
         return math.sqrt(1 / (1 + self.c2p + self.p2c))
 
-    def _content_to_position(self, q: Tensor, longest: int) -> LagBias:
+    def _content_to_position(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> LagBias:
         assert self.key is not None
-        reach = min(self.max_distance, longest)  # from max_distance on, both sides have saturated
+        # From max_distance on, both sides have saturated.
+        reach = longest_lag(q_pos, k_pos, at_most=self.max_distance)
         slot = self.slot(-torch.arange(-reach, reach + 1, device=q.device))
         keys = self._heads(self.key)[:, slot].to(q.dtype)
         band = q @ keys.transpose(-1, -2) * (self.d_head**-0.5 * self._share)
@@ -115,7 +116,7 @@ class Deberta(PositionMethod):
 
         def function(q_pos: Tensor, k_pos: Tensor) -> Tensor:
             slot = self.slot(q_pos[:, None] - k_pos)
-            matrix: Tensor = by_slot[:, :, torch.arange(len(k_pos), device=slot.device), slot]
+            matrix: Tensor = by_slot[:, :, torch.arange(k_pos.shape[0], device=slot.device), slot]
             return matrix
 
         return DenseBias(function, q_pos, k_pos, "p2c looks at the content of the key at each lag")

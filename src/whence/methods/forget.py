@@ -44,14 +44,19 @@ class Forget(PositionMethod):
         """Dense, from one cumulative sum over the keys."""
         x = need(content, "x_k", self)
         require(
-            x.shape[1] == len(k_pos),
-            f"forget needs the layer's input at every key: x_k has {x.shape[1]} rows for "
-            f"{len(k_pos)} keys. Keep x_k beside the keys in the cache.",
+            x.shape[1] == k_pos.shape[0],
+            lambda: (
+                f"forget needs the layer's input at every key: x_k has {x.shape[1]} rows for "
+                f"{len(k_pos)} keys. Keep x_k beside the keys in the cache."
+            ),
         )
         require(
-            longest_lag(q_pos, k_pos) < len(k_pos),
-            f"forget needs every query among the keys, got {len(q_pos)} queries that "
-            f"{len(k_pos)} keys do not cover. It is for self-attention, not for cross-attention.",
+            longest_lag(q_pos, k_pos) < k_pos.shape[0],
+            lambda: (
+                f"forget needs every query among the keys, got {len(q_pos)} queries that "
+                f"{len(k_pos)} keys do not cover. It is for self-attention, not for "
+                "cross-attention."
+            ),
         )
         total = self.forgotten(x)
         at_query = total[:, :, q_pos - k_pos[0]]

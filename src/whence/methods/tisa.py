@@ -97,8 +97,7 @@ class Tisa(Gaussians):
         content: Content | None = None,
     ) -> LagBias:
         """One band for all queries, zero beyond it."""
-        longest = longest_lag(q_pos, k_pos)
-        reach = longest if self.reach is None else min(self.reach, longest)
+        reach = longest_lag(q_pos, k_pos, at_most=self.reach)
         return CurveBias(GAUSSIANS, reach, *self._trained())
 
     def _trained(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,20 +49,22 @@ class TransformerXL(PositionMethod):
         content: Content | None = None,
     ) -> LagBias:
         """(q + v) @ (W_R r).T / sqrt(d): one band for each query."""
-        reach = longest_lag(q_pos, k_pos)
-        if self.clamp is not None:
-            reach = min(reach, self.clamp)
+        reach = longest_lag(q_pos, k_pos, at_most=self.clamp)
         keys = self.lag_keys(torch.arange(-reach, reach + 1, device=q.device)).to(q.dtype)
         query = q + self.position_bias[:, None].to(q.dtype)
         band = query @ keys.transpose(-1, -2) * self.d_head**-0.5
-        return LagBias.clipped(band) if reach == self.clamp else LagBias(band)
+        return (
+            LagBias.clipped(band)
+            if self.clamp is not None and reach == self.clamp
+            else LagBias(band)
+        )
 
     def lag_keys(self, lag: Int[Tensor, " lag"]) -> Float[Tensor, "h lag d"]:
         """W_R r(-lag), the key of each lag."""
         weight = self.projection.weight
         table = sinusoid(-lag, self.d_model, torch.promote_types(weight.dtype, torch.float32))
         keys: Tensor = self.projection(table.to(weight.dtype))
-        return keys.view(len(lag), self.n_heads, self.d_head).transpose(0, 1)
+        return keys.view(-1, self.n_heads, self.d_head).transpose(0, 1)
 
 
 def sinusoid(

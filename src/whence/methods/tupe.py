@@ -102,11 +102,11 @@ class Tupe(PositionMethod):
     def _factor(self, projection: nn.Linear, pos: Tensor) -> Float[Tensor, "1 h n d"]:
         """LN(p) U with half of the scale 1/sqrt(2 d): the other factor carries the other half."""
         place: Tensor = projection(self.norm(self.table[pos])) * (2 * self.d_head) ** -0.25
-        return place.view(len(pos), self.n_heads, self.d_head).transpose(0, 1)[None]
+        return place.view(-1, self.n_heads, self.d_head).transpose(0, 1)[None]
 
     def _cls_value(self, value: Tensor, spare: int, lag: Tensor) -> Float[Tensor, "1 h n 1"]:
         """What [CLS] has at these lags, less the lag bias that will be added there."""
-        total = value[:, None].expand(-1, len(lag))
+        total = value[:, None].expand(-1, lag.shape[0])
         if self.lags is not None:
             total = total + self.lags[spare][:, None] - self._lag_curve(self.lags, lag)
         return total[None, :, :, None]

@@ -65,9 +65,11 @@ class Xpos(Rope):
         far, limit = max(abs(p - self.centre) for p in span(pos)), self.reach(dtype)
         require(
             far <= limit,
-            f"Xpos in {dtype} reaches {limit} positions from its centre {self.centre}, got {far}: "
-            "the factor of its first pair would overflow. Raise scale_base, move centre to the "
-            "middle of the sequence, or use a wider dtype.",
+            lambda: (
+                f"Xpos in {dtype} reaches {limit} positions from its centre {self.centre}, got "
+                f"{far}: the factor of its first pair would overflow. Raise scale_base, move "
+                "centre to the middle of the sequence, or use a wider dtype."
+            ),
         )
         dtype = torch.promote_types(dtype, torch.float32)
         i = torch.arange(self.d // 2, device=pos.device, dtype=dtype)

@@ -109,20 +109,27 @@ class SelfAttention(Projections):
         """(output, weights or None)."""
         q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
         x_k: Tensor | None = x
+        held = k.shape[2]
         if cache is not None:
             if isinstance(cache, EncoderDecoderCache):
                 cache = cache.self_attention_cache
             k, v, x_k = self._cached(cache, layer, k, v, x if position.reads_key_inputs else None)
             # A static cache is longer than what it holds; one of a window has dropped the first.
-            n_k = min(k.shape[2], layout.total)
-            k, v = k[:, :, :n_k], v[:, :, :n_k]
-            x_k = None if x_k is None else x_k[:, :n_k]
+            held = k.shape[2]  # more than there are tokens in a cache of fixed length
+            if not isinstance(layout.total, Tensor):
+                n_k = min(held, layout.total)
+                k, v = k[:, :, :n_k], v[:, :, :n_k]
+                x_k = None if x_k is None else x_k[:, :n_k]
         method = self._local(position, q.shape[1])
         if layout.groups:
-            return self._by_group(method, q, k, v, x, x_k, layout, need_weights)
-        start = layout.total - k.shape[2]
-        arguments = self._arguments(x, x_k, layout.mask(start), start, layout.seen - start)
-        return self._attend(method, q, k, v, arguments, need_weights)
+            out, weights = self._by_group(method, q, k, v, x, x_k, layout, need_weights)
+        else:
+            start = 0 if isinstance(layout.total, Tensor) else layout.total - k.shape[2]
+            arguments = self._arguments(x, x_k, layout.mask(start), start, layout.seen - start)
+            out, weights = self._attend(method, q, k, v, arguments, need_weights)
+        if weights is not None and k.shape[2] < held:  # a weight for each place, as the library has
+            weights = F.pad(weights, (0, held - k.shape[2]))
+        return out, weights
 
     def _cached(
         self, cache: Cache, layer: int, k: Tensor, v: Tensor, x: Tensor | None
@@ -138,7 +145,7 @@ class SelfAttention(Projections):
         return k, v, columns.transpose(1, 2).flatten(2)[..., : self.d_model].to(x.dtype)
 
     def _arguments(
-        self, x: Tensor, x_k: Tensor | None, mask: Mask | None, k_start: int, q_start: int
+        self, x: Tensor, x_k: Tensor | None, mask: Mask | None, k_start: int, q_start: int | Tensor
     ) -> dict[str, Any]:
         return {
             "x_q": x,
@@ -167,6 +174,8 @@ class SelfAttention(Projections):
         For methods whose attention depends on where a sequence begins. A padded query gets zeros.
         """
         assert layout.keys is not None
+        assert not isinstance(layout.seen, Tensor)
+        assert not isinstance(layout.total, Tensor)
         start = layout.total - k.shape[2]
         places, calls = [], []
         for first, rows in layout.groups:

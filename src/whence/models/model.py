@@ -7,7 +7,7 @@ from transformers import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 from transformers.utils.generic import can_return_tuple
 
-from whence.checks import require
+from whence.checks import not_nested, require
 from whence.models.config import WhenceConfig
 from whence.models.pooling import pooled
 from whence.models.pretrained import WhencePreTrainedModel
@@ -98,6 +98,8 @@ def embedded(
         "give either input_ids or inputs_embeds, not both and not neither.",
     )
     x: Tensor = table(input_ids) if inputs_embeds is None else inputs_embeds
+    way_out = "Pad it, with an attention_mask, or pack sequences into one row with position_ids."
+    not_nested(way_out, input=x)
     return x
 
 

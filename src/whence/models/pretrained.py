@@ -1,10 +1,12 @@
 """What all native models share with `transformers`: initial weights, and checks before decoding."""
 
 import copy
+import re
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import EncoderDecoderCache, PreTrainedModel, StaticCache
 from transformers import initialization as init
 
 from whence.checks import require
@@ -28,8 +30,6 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _supports_sdpa = True
     _supports_flash_attn = False
     _supports_attention_backend = False
-    # Positions are read as whole numbers, so a compiled step of decoding would not be one graph.
-    _can_compile_fullgraph = False
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,6 +40,17 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         if path is not None:
             convert_former(model, info, path, **hub)
         return (model, info) if wanted else model
+
+    def post_init(self) -> None:
+        """As the library's; the tensor-parallel plan then names only modules that are there.
+
+        The plan of a config is for all models that it could build, with a gate or without. And the
+        encoder of an encoder-decoder has the config of the whole, whose names are not its own.
+        """
+        super().post_init()
+        names = [name for name, _ in self.named_modules()]
+        plan: dict[str, str] = self.tp_plan
+        self._tp_plan = {x: plan[x] for x in plan if any(_matches(x, name) for name in names)}
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -55,12 +66,39 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 class Decoding:
-    """Refuse at once, before the first token, what a method cannot decode."""
+    """What a model needs to decode, and a refusal before the first token where it cannot."""
+
+    @property
+    def _can_compile_fullgraph(self) -> bool:
+        """Whether a step of decoding over a static cache is one graph that serves every step.
+
+        Not where attention depends on the place of the first token, for rows are then sorted by
+        their padding; nor with a window, whose cache drops keys.
+        """
+        stack = self.get_decoder_stack()
+        whole = stack.position.whole
+        return not (whole.anchored or whole.grows or self.config.sliding_window)  # type: ignore[attr-defined]
+
+    def _valid_auto_compile_criteria(self, *arguments: Any, **named: Any) -> bool:
+        """As the library's, for a step that can be compiled."""
+        valid = super()._valid_auto_compile_criteria(*arguments, **named)  # type: ignore[misc]
+        return bool(valid) and self._can_compile_fullgraph
 
     @staticmethod
-    def create_masks_for_generate(*, attention_mask: Any, **_: Any) -> Any:
-        """The padding mask as it is: the library would make one of pairs for a static cache."""
-        return attention_mask
+    def create_masks_for_generate(
+        *, attention_mask: Any, past_key_values: Any = None, **_: Any
+    ) -> Any:
+        """The padding mask, as long as the cache, so that its shape is the same in every step.
+
+        The library would make one of pairs.
+        """
+        cache = past_key_values
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if attention_mask is None or not isinstance(cache, StaticCache):
+            return attention_mask
+        more = cache.layers[0].max_cache_len - attention_mask.shape[1]
+        return F.pad(attention_mask, (0, more)) if more > 0 else attention_mask
 
     def _validate_generated_length(
         self, generation_config: Any, input_ids_length: int, has_default_max_length: bool
@@ -86,6 +124,11 @@ class Decoding:
     def get_decoder_stack(self) -> WhenceStack:
         """The stack that decodes."""
         raise NotImplementedError
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a name of a plan, in which * is a layer's number, is this module's."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name) is not None
 
 
 def resolved(config: WhenceConfig, wanted: bool) -> WhenceConfig:

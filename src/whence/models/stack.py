@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, EncoderDecoderCache, StaticCache
 
 from whence.checks import require
 from whence.kernels import Mask
@@ -72,9 +72,9 @@ class WhenceStack(nn.Module):
     ) -> StackOutput:
         """All layers, over the tokens x and those that the cache holds."""
         whole = self.position.whole
-        seen = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        seen, longest = _cached(past_key_values)
         require(
-            not (seen and whole.grows),
+            not whole.grows or (not isinstance(seen, Tensor) and seen == 0),
             "this position changes what earlier tokens get as the sequence grows, so cached ones "
             "are out of date: pass use_cache=False, and all tokens.",
         )
@@ -82,12 +82,17 @@ class WhenceStack(nn.Module):
             x.shape[0],
             x.shape[1],
             seen=seen,
+            longest=longest,
             attention_mask=attention_mask,
             position_ids=position_ids,
             anchored=whole.anchored,
             device=x.device,
         )
-        whole.begin(layout.total)
+        if isinstance(layout.total, Tensor):
+            assert longest is not None
+            whole.begin(longest)
+        else:
+            whole.begin(layout.total)
         term = whole.input_term(layout.places)
         x = x if term is None else x + term.to(x.dtype)
         x = self.dropout(x if self.embed_norm is None else self.embed_norm(x))
@@ -121,3 +126,19 @@ class WhenceStack(nn.Module):
             tuple(weights) if output_attentions else None,
             tuple(cross_weights) if output_attentions else None,
         )
+
+
+def _cached(cache: Cache | None) -> tuple[int | Tensor, int | None]:
+    """The number of cached tokens, and the length of a cache whose length is fixed.
+
+    A compiler must not read the number, which changes with every step, so there it is a tensor.
+    """
+    if cache is None:
+        return 0, None
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    longest = cache.layers[0].max_cache_len if isinstance(cache, StaticCache) else None
+    seen = cache.get_seq_length()
+    if torch.compiler.is_compiling() and isinstance(seen, Tensor):
+        return seen.clone(), longest  # a layer adds to its own
+    return int(seen), longest

@@ -14,6 +14,8 @@ from whence.kernels import Mask
 class TokenLayout:
     """n new tokens after `seen` cached ones, the same for every layer of the stack.
 
+    seen     a whole number; in a compiled step of decoding a tensor, so that one graph serves all
+             steps. The cache has a fixed length then, and no key after the last token counts.
     keys     [b, seen + n]: tokens that exist; None if all do
     places   [b|1, n]: the position of each new token, for the input term
     segments [b|1, n]: which packed sequence a token belongs to; None if a row is one sequence
@@ -22,14 +24,14 @@ class TokenLayout:
     """
 
     n: int
-    seen: int
+    seen: int | Tensor
     keys: Bool[Tensor, "b k"] | None
     places: Int[Tensor, "#b n"]
     segments: Int[Tensor, "#b n"] | None
     groups: tuple[tuple[int, Int[Tensor, " rows"]], ...]
 
     @property
-    def total(self) -> int:
+    def total(self) -> int | Tensor:
         """Tokens so far, cached and new."""
         return self.seen + self.n
 
@@ -46,7 +48,8 @@ def token_layout(
     b: int,
     n: int,
     *,
-    seen: int,
+    seen: int | Tensor,
+    longest: int | None = None,
     attention_mask: Tensor | None,
     position_ids: Int[Tensor, "rows places"] | None,
     anchored: bool,
@@ -54,11 +57,12 @@ def token_layout(
 ) -> TokenLayout:
     """The layout of a batch from what `transformers` hands over.
 
-    `attention_mask` is [b, seen + n], 1 where a token exists. Positions count the tokens that
+    `attention_mask` is [b, seen + n], 1 where a token exists; over a cache of a fixed length, which
+    is `longest`, it may be as long as that. Positions count the tokens that
     exist, unless `position_ids` says otherwise. Without a mask and a cache, position_ids that do
     not go up by one start a new sequence (what DataCollatorWithFlattening makes).
     """
-    keys = None if attention_mask is None else _keys(attention_mask, b, n, seen)
+    keys = None if attention_mask is None else _keys(attention_mask, b, n, seen, longest)
     segments = None
     if position_ids is not None:
         require(
@@ -68,25 +72,37 @@ def token_layout(
             lambda: f"position_ids must be [1 or {b}, {n}], got {tuple(position_ids.shape)}.",
         )
         places = position_ids
-        if attention_mask is None and seen == 0:
+        if attention_mask is None and not isinstance(seen, Tensor) and seen == 0:
             segments = _packed(position_ids, anchored)
     elif keys is not None:
-        places = (keys.long().cumsum(dim=-1) - 1).clamp(min=0)[:, seen:]
+        count = (keys.long().cumsum(dim=-1) - 1).clamp(min=0)
+        places = count.index_select(1, torch.arange(n, device=device) + seen)
     else:
-        places = torch.arange(seen, seen + n, device=device)[None]
+        places = (torch.arange(n, device=device) + seen)[None]
     if keys is not None and _readable(keys) and bool(keys.all()):
         keys = None
     groups = _groups(keys) if anchored and keys is not None else ()
     return TokenLayout(n, seen, keys, places, segments, groups)
 
 
-def _keys(mask: Tensor, b: int, n: int, seen: int) -> Bool[Tensor, "b k"]:
+def _keys(
+    mask: Tensor, b: int, n: int, seen: int | Tensor, longest: int | None
+) -> Bool[Tensor, "b k"]:
     require(
         mask.ndim == 2,
         lambda: (
             f"attention_mask must be [batch, tokens], 1 where a token exists, got shape "
             f"{tuple(mask.shape)}. A mask of pairs would cost n x n memory: pack sequences with "
             "position_ids, or call whence.attend."
+        ),
+    )
+    if longest is not None and tuple(mask.shape) == (b, longest):
+        return mask != 0 if isinstance(seen, Tensor) else mask[:, : seen + n] != 0
+    require(
+        not isinstance(seen, Tensor),
+        lambda: (
+            "in a compiled step of decoding, attention_mask must be as long as the cache, "
+            f"[{b}, {longest}], got {tuple(mask.shape)}."
         ),
     )
     require(
@@ -114,6 +130,11 @@ def _packed(position_ids: Tensor, anchored: bool) -> Int[Tensor, "#b n"] | None:
 
 
 def _groups(keys: Tensor) -> tuple[tuple[int, Tensor], ...]:
+    require(
+        not torch.compiler.is_exporting(),
+        "this position depends on where its sequence begins, and an exported graph cannot "
+        "sort rows by their padding: export without attention_mask, or take a method of the lag.",
+    )
     first = keys.int().argmax(dim=-1)
     starts = sorted(set(first.tolist()))
     if starts == [0]:

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from whence.checks import at_least, one_of, require
+from whence.checks import at_least, not_nested, one_of, require
 from whence.kernels import BACKENDS
 from whence.method import PositionMethod
 from whence.methods import build
-from whence.nn.bottom import with_input_term
+from whence.nn.bottom import PAD, with_input_term
 from whence.nn.masks import from_torch
 from whence.nn.positioned import positioned_attention, positioned_attention_with_weights
 
@@ -234,6 +234,7 @@ class MultiheadAttention(nn.Module):
         return out, weights if batched else weights[0]
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        not_nested(PAD, query=query, key=key, value=value)
         shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
         require(
             query.ndim in (2, 3) and query.ndim == key.ndim == value.ndim,

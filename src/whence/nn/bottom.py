@@ -4,12 +4,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from whence.checks import require
+from whence.checks import not_nested, require
 from whence.method import PositionMethod
+
+PAD = (
+    "Pad it, torch.nested.to_padded_tensor(x, 0.0), with a key_padding_mask; or pack its sequences "
+    "into one row for whence.attend, with Mask.packed."
+)
 
 
 def begin(position: PositionMethod, *sequences: Tensor, batch_first: bool) -> None:
     """A pass over positions of the longest of these [n, d], [b, n, d] or [n, b, d]."""
+    for x in sequences:
+        not_nested(PAD, input=x)
     position.begin(max(x.shape[_axis(x, batch_first)] for x in sequences))
 
 

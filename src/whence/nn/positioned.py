@@ -4,9 +4,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from whence.checks import not_nested, surely_equal
 from whence.kernels import Mask
 from whence.kernels.attend import execute
-from whence.kernels.call import AttentionCall, as_call
+from whence.kernels.call import PACK, AttentionCall, as_call
 from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
 from whence.lag import Bias
@@ -28,14 +29,14 @@ def positioned_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     k_start: int = 0,
-    q_start: int | None = None,
+    q_start: int | Tensor | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "b h q d_v"]:
     """`attend` with the heads, score, value and replace sites of a method filled in.
 
     The first key stands at position k_start and query row i at k_start + q_start + i; q_start is
-    n_k - n_q unless given. x_q and x_k, the layer's inputs, are for methods that look at content;
-    a `bias` that is no part of the method is added to the logits as well.
+    n_k - n_q unless given, and may be a tensor as in `attend`. x_q and x_k, the layer's inputs, are
+    for methods that look at content; a `bias` that is no part of the method is added as well.
     The input site is not here: what a method adds to the embedding was added before q, k and v.
     """
     call = positioned_call(
@@ -72,7 +73,7 @@ def positioned_attention_with_weights(
     scale: float | None = None,
     dropout: float = 0.0,
     k_start: int = 0,
-    q_start: int | None = None,
+    q_start: int | Tensor | None = None,
 ) -> tuple[Float[Tensor, "b h q d_v"], Float[Tensor, "b h q k"]]:
     """`positioned_attention` and its weights before dropout: n x n numbers for every head.
 
@@ -113,9 +114,10 @@ def positioned_call(
     scale: float | None = None,
     dropout: float = 0.0,
     k_start: int = 0,
-    q_start: int | None = None,
+    q_start: int | Tensor | None = None,
 ) -> AttentionCall:
     """The call that `positioned_attention` executes: all of the method's sites, no attention."""
+    not_nested(PACK, q=q, k=k, v=v)
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
@@ -139,15 +141,19 @@ def _positions(
     q: Float[Tensor, "b h q d"],
     k: Float[Tensor, "b h_kv k d"],
     k_start: int,
-    q_start: int,
+    q_start: int | Tensor,
     lengths_only: bool,
 ) -> tuple[Int[Tensor, " q"], Int[Tensor, " k"]]:
     first, n_q, n_k = k_start + q_start, q.shape[2], k.shape[2]
+    if isinstance(first, Tensor):
+        k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
+        return first + torch.arange(n_q, device=q.device), k_pos
     if lengths_only and q.is_cuda and not torch.compiler.is_compiling():
         q_pos, k_pos = (torch.empty(n, dtype=torch.long, device="meta") for n in (n_q, n_k))
         return q_pos, k_pos
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
-    if q_start == 0 and n_q == n_k:  # one launch less for every layer
+    assert not isinstance(q_start, Tensor)
+    if surely_equal(q_start, 0) and surely_equal(n_q, n_k):  # one launch less for every layer
         return k_pos, k_pos
     return torch.arange(first, first + n_q, device=q.device), k_pos
 
@@ -159,12 +165,14 @@ def _heads(
     q_pos: Int[Tensor, " q"],
     k_pos: Int[Tensor, " k"],
     k_start: int,
-    q_start: int,
+    q_start: int | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The queries and the keys as the dot product sees them."""
     rotation = position.rotation()
     if rotation is None:
         return position.query_heads(q, q_pos), position.key_heads(k, k_pos)
+    if isinstance(q_start, Tensor):
+        return turned(q, q_pos, k, k_pos, rotation)
     return turned(q, k_start + q_start, k, k_start, rotation)
 
 
@@ -178,7 +186,7 @@ def _logit_term(
     scale: float | None,
 ) -> tuple[Bias | None, float]:
     """What is added to scale * q.k, and the scale: 0 where a method replaces q.k."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
     term = position.logits(q, q_pos, k_pos, content=content)
     if term is None:
         term = position.score_term(q, q_pos, k_pos, content=content)

@@ -14,18 +14,15 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from whence.checks import is_symbolic, surely_equal
 from whence.derivatives import refused_tangent, refused_transform
 from whence.kernels import reference
-from whence.kernels.blocks.blocked import BlockedAttention
-from whence.kernels.blocks.plan import Plan
+from whence.kernels.blocks.blocked import BlockedAttention, Given, MaskTensors
+from whence.kernels.blocks.operator import blocked_attention
+from whence.kernels.blocks.plan import is_small, may_split, plan_of, rows_in_a_block
 from whence.kernels.call import AttentionCall
 from whence.kernels.mask import Mask
 from whence.lag import LagBias, LagValues, Line
-
-MOST_ROWS = 256  # query rows in a block
-MOST_LOGITS = 1 << 20  # logits of a block on a CPU, over all heads: its caches hold so many
-MOST_LOGITS_ON_GPU = 1 << 26  # a GPU would spend a smaller block's time on launching kernels
-MOST_KEPT_WEIGHTS = 1 << 22  # a call with no more weights than this keeps them for backward
 
 
 def refuse(call: AttentionCall) -> str | None:
@@ -39,6 +36,8 @@ def note(call: AttentionCall) -> str:
     """How it would run the call, for `explain`."""
     if is_plain(call):
         return "PyTorch's scaled_dot_product_attention as it is: linear memory"
+    if not call.sight.is_known:
+        return "holds the logits of all queries and keys, because q_start is a tensor"
     if call.dense:
         return "blocks of queries, the dense bias built a block at a time: linear memory"
     if _can_split(call):
@@ -51,13 +50,17 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     if is_plain(call):
         return _plain(call)
     call = call.with_kv_heads_expanded()
+    if not call.sight.is_known:  # nobody knows which keys are near
+        return reference.attend_rows(call, slice(0, call.sight.n_q))
     return _dense(call) if call.dense else _blocked(call)
 
 
 def is_plain(call: AttentionCall) -> bool:
     """Whether `scaled_dot_product_attention` computes all of the call without a mask tensor."""
     sight = call.sight
-    square = sight.n_q == sight.n_k and sight.q_start == 0
+    square = (
+        sight.is_known and surely_equal(sight.n_q, sight.n_k) and surely_equal(sight.q_start, 0)
+    )
     return (
         call.lag is None
         and len(call.dense) == 0  # torch.compile cannot trace `not` of a tuple
@@ -81,6 +84,8 @@ def _plain(call: AttentionCall) -> Tensor:
     if on_gpu and (call.q.dtype.itemsize > 2 or call.q.shape[-1] > 256):
         call = call.with_kv_heads_expanded()
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+    # A comparison of heads that a compiler holds open is no bool: it must be asked for.
+    grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     out = scaled_dot_product_attention(
         q,
         k,
@@ -88,52 +93,59 @@ def _plain(call: AttentionCall) -> Tensor:
         dropout_p=call.dropout,
         is_causal=call.sight.causal,
         scale=call.scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     return out[..., :d_v]
 
 
 def _blocked(call: AttentionCall) -> Tensor:
-    """`BlockedAttention`, with a band of zeros where there is none, and tails of zero likewise."""
-    d_v, split = call.v.shape[-1], _can_split(call)
-    call = _with_one_width(call) if split else call
-    lag = call.lag
+    """Blocks of query rows, with a band of zeros where there is none, and tails of zero likewise.
+
+    A compiler sees one operator: it need not know the length, on which the blocks depend.
+    """
+    compiling, d_v = torch.compiler.is_compiling(), call.v.shape[-1]
+    if _may_split(call) if compiling else _can_split(call):
+        call = _with_one_width(call)
+    lag, sight = call.lag, call.sight
     if lag is None:
         zero = torch.zeros(1, 1, 1, 1, dtype=call.q.dtype, device=call.q.device)
         lag = LagBias(zero, Line(), Line())
-    elif lag.band.device.type == "cpu" and not torch.compiler.is_compiling():
+    elif lag.band.device.type == "cpu" and not compiling:
         lag = lag.trimmed()
-    sight, table = call.sight, None if call.values is None else call.values.table
-    reach = max(lag.reach, 0 if call.values is None else call.values.reach)
-    plan = Plan(
-        replace(sight, mask=None),
-        call.scale,
-        call.dropout,
-        seed=int(torch.randint(1 << 62, ())) if call.dropout else 0,
-        rows=_rows_in_a_block(call, reach if split else sight.n_k),
-        split=split,
-        keep_weights=_is_small(call) and torch.is_grad_enabled(),
-        reach=reach,
-    )
     left, right = lag.left or Line(), lag.right or Line()
+    table = None if call.values is None else call.values.table
+    # ALiBi's two tails are one line, and the segments of `Mask.packed` one tensor; an operator and
+    # autograd want a tensor for each argument.
     tails = (left.const, left.slope, right.const, right.slope)
-    out: Tensor = BlockedAttention.apply(  # type: ignore[no-untyped-call]
-        plan,
+    given = Given(call.q, call.k, call.v, lag.band, *map(_view, tails), table)  # type: ignore[call-arg]
+    masks = MaskTensors(*(_view(x) for x in _mask_tensors(sight.mask)))
+    out: Tensor
+    if compiling:
+        out = blocked_attention(given, masks, sight, scale=call.scale, dropout=call.dropout)
+        return out[..., :d_v]
+    plan = plan_of(
         call.q,
-        call.k,
-        call.v,
-        lag.band,
-        *(_view(x) for x in tails),
-        table,
-        *(_view(x) for x in _mask_tensors(sight.mask)),
+        sight,
+        reach=max(lag.reach, 0 if call.values is None else call.values.reach),
+        flat=not lag.sloped,
+        scale=call.scale,
+        dropout=call.dropout,
+        seed=int(torch.randint(1 << 62, ())) if call.dropout else 0,
+        keep_weights=torch.is_grad_enabled(),
     )
+    out = BlockedAttention.apply(plan.with_mask(None), *given, *masks)  # type: ignore[no-untyped-call]
     return out[..., :d_v]
 
 
 def _dense(call: AttentionCall) -> Tensor:
-    """The definition for each block of query rows, computed again in backward."""
-    n_q = call.sight.n_q
-    step = _rows_in_a_block(call, call.sight.n_k)
+    """The definition for each block of query rows, computed again in backward.
+
+    A graph for any length has one block, so that there it takes n x n memory.
+    """
+    n_q, n_k = call.sight.n_q, call.sight.n_k
+    if is_symbolic(n_q, n_k):  # a graph cannot loop over a number of blocks that it does not know
+        return reference.attend_rows(call, slice(0, n_q))
+    step = rows_in_a_block(call.q, call.sight, call.sight.n_k)
     blocks = [slice(i, min(i + step, n_q)) for i in range(0, n_q, step)]
     if len(blocks) <= 1:
         return reference.attend_rows(call, slice(0, n_q))
@@ -160,33 +172,15 @@ class _RaiseIfChanged(torch.autograd.Function):
         return d_x, *(None for _ in ctx.saved_tensors)
 
 
-def _is_small(call: AttentionCall) -> bool:
-    """Whether saving the weights costs less than computing them again."""
-    b, h, n_q, _ = call.q.shape
-    return b * h * n_q * call.sight.n_k <= MOST_KEPT_WEIGHTS
+def _may_split(call: AttentionCall) -> bool:
+    """Whether the flash kernel can take far keys, whatever the length."""
+    flat = call.lag is None or not call.lag.sloped
+    return may_split(call.q, call.sight, flat=flat, dropout=call.dropout)
 
 
 def _can_split(call: AttentionCall) -> bool:
-    """Whether PyTorch's flash kernel for the CPU, which gives a log-sum-exp, can take far keys."""
-    flat = call.lag is None or not call.lag.sloped
-    return (
-        flat
-        and not _is_small(call)
-        and call.q.device.type == "cpu"
-        and not call.dropout
-        and call.sight.mask is None
-        and call.sight.window == (None, None)
-    )
-
-
-def _rows_in_a_block(call: AttentionCall, reach: int) -> int:
-    """As many query rows as keep the logits of a block within the caches."""
-    b, h, n_q, _ = call.q.shape
-    width = min(2 * reach + MOST_ROWS, call.sight.n_k)
-    if _is_small(call):
-        return max(1, min(MOST_ROWS // 2, n_q))
-    most = MOST_LOGITS if call.q.device.type == "cpu" else MOST_LOGITS_ON_GPU
-    return max(16, min(MOST_ROWS, n_q, most // max(1, b * h * width)))
+    """Whether it does."""
+    return _may_split(call) and not is_small(call.q, call.sight)
 
 
 def _with_one_width(call: AttentionCall, *, multiple_of: int = 1) -> AttentionCall:

@@ -266,6 +266,8 @@ def refuse(call: AttentionCall) -> str | None:
         )
     if max(call.q.shape[-1], call.v.shape[-1]) > 256:
         return f"has kernels for heads of at most 256, got {call.q.shape[-1]}. Take backend='sdpa'."
+    if not call.sight.is_known:
+        return "needs q_start as a whole number, got a tensor. Take backend='sdpa'."
     if call.dense:
         return f"takes no dense bias ({call.dense[0].why}). Take backend='sdpa'."
     if call.sight.mask is not None and call.sight.mask.pairs is not None:
