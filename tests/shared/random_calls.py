@@ -74,6 +74,7 @@ class Call(NamedTuple):
             "q_start": pick.choice([None, None, 0, n_k // 2]),
         }
         bias = pick.choice([*METHODS, *TERMS])
+        masks = ("keys", "segments") if fused else ("keys", "segments", "pairs")
         tensors = ("q", "k", "v", "slope", "band", "left", "right", "table", "x", "y", "keys")
         return Call(
             *(seed, dtype),
@@ -81,7 +82,7 @@ class Call(NamedTuple):
             *(n_q, n_k, bias, pick.choice([0, 1, 4, n_k, n_k + 3])),
             (pick.random() < 0.3, pick.random() < 0.3),
             pick.random() < 0.3,
-            tuple(x for x in ("keys", "segments", "pairs") if pick.random() < 0.2),
+            tuple(x for x in masks if pick.random() < 0.2),
             {x: pick.choice(["as it is", *LAYOUTS]) for x in tensors},
             options,
         )

@@ -267,10 +267,10 @@ BANDED = {
 
 
 @pytest.mark.parametrize("name", BANDED)
-def test_up_to_1024_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
+def test_up_to_2048_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels.fused import tiles as tiling
+    from whence.kernels.fused import launch
 
     torch.manual_seed(0)
     call = BANDED[name]
@@ -314,7 +314,7 @@ def test_up_to_1024_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
     assert_equal([*grads[:3], grads.band * near], wanted)
 
     if call.long:
-        monkeypatch.setattr(tiling, "SHORT", call.n_q - 1)
+        monkeypatch.setattr(launch, "STRIPED", call.n_q - 1)
         _, long, plan = launched(q, k, v, weight, inputs, slopes=call.slopes, **numbers)
         assert "band_kernel" in plan.launched
         assert "stripe_kernel" not in plan.launched

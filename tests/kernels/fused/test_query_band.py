@@ -244,7 +244,7 @@ def test_one_query_alone_and_a_second_derivative_are_as_before() -> None:
     )
     out = attend(q, k, v, bias=QueryBias(q, table), backend="fused")
     (d_q,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="differentiated once"):
         d_q.sum().backward()
 
 
