@@ -97,6 +97,10 @@ def whence_sdpa(
     if whence is None:
         return SDPA(*arguments, scaling=scaling, dropout=dropout, **kwargs)
     in_blocks = whence.backend == "auto" and "score" in whence.method.sites()
+    if query.is_cuda and attention_mask is not None:
+        # The fused kernels take no n x n mask, which is what the model makes of padding, and blocks
+        # of queries are slow there. With backend="fused" padding stays a row.
+        in_blocks = in_blocks and attention_mask.shape[2] == 1
     if (
         not runs_as_before(whence)
         or whence.weights
