@@ -74,7 +74,7 @@ def test_the_page_holds_everything_and_asks_for_nothing() -> None:
     for heading in ("Ranking", "Loss and length", "Lag curves", "Where heads look", "Setting"):
         assert f"<h2>{heading}</h2>" in page
     assert "Learned tables" not in page
-    assert "default-src 'none'" in page
+    assert "default-src &#39;none&#39;" in page
     assert 'src="http' not in page
 
 

@@ -10,21 +10,19 @@ from whence.report.figure_files import save_png
 from whence.report.html_page import html_page
 from whence.report.lm_figures import draw_attention, draw_by_length
 from whence.report.lm_table import formatted
-from whence.report.sections import Page
 
 PAGE = "page.html"
 
 
 def make_lm_page(results: Language) -> str:
     """The page as text."""
-    page = Page()
     parts = [
-        ("ranking", "Ranking", sections.summary(results)),
-        ("lengths", "Loss and length", sections.lengths(page, results)),
-        ("curves", "Lag curves", sections.lag_curves(page, results)),
-        ("attention", "Where heads look", sections.attention(page, results)),
-        ("tables", "Learned tables", sections.tables(page, results)),
-        ("setting", "Setting", sections.setting(results)),
+        sections.ranking(results),
+        sections.lengths(results),
+        sections.lag_curves(results),
+        sections.attention(results),
+        sections.tables(results),
+        sections.setting(results),
     ]
     names = ", ".join(results.methods[:4])
     more = f" and {len(results.methods) - 4} more" if len(results.methods) > 4 else ""
@@ -32,7 +30,6 @@ def make_lm_page(results: Language) -> str:
         f"{names}{more}: compared",
         f"{len(results.methods)} ways to tell a model where its tokens are",
         parts,
-        page,
         footer="Made by whence lm. Lag is key minus query; positions, layers and heads count "
         "from 0. Pictures are of the first seed.",
     )

@@ -300,7 +300,7 @@ def _line(lag: Array, values: Array, color: str, name: str, *, dash: str = "soli
         "x": packed(lag),
         "y": packed(values),
         "line": {"color": color, "width": 1.6, "dash": dash},
-        "hovertemplate": f"lag %{{x}}: %{{y:.3g}}<extra>{name}</extra>",
+        "hovertemplate": "lag %{x}: %{y:.3g}",
     }
 
 

@@ -15,8 +15,8 @@
 
   function themed(name) {
     const colors = themes[dark.matches ? "dark" : "light"];
-    const fill = (key, value) =>
-      typeof value === "string" && value[0] === "@" ? colors[value.slice(1)] : value;
+    const fill = (key, value) => // a name may begin with "@" too, but no name is under such a key
+      /color$/.test(key) && value[0] === "@" ? colors[value.slice(1)] : value;
     const figure = JSON.parse(JSON.stringify(figures[name]), fill);
     const family = getComputedStyle(document.body).fontFamily;
     Object.assign(figure.layout, {
