@@ -25,16 +25,16 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to look with")
 
 # Text that would run, or load, or become a link, wherever it is taken for markup: in HTML, in an
-# attribute of it, in a script, in a label of plotly (which knows <a>, <b> and <span>), in a template
+# attribute of it, in a script, in a label of plotly (which knows <a>, <em> and <span>), in a template
 # of plotly's hover texts, and in one of Jinja2.
 PAYLOAD = (
     "@x'\"><script>window.hit=1</script><img src=x onerror=window.hit=1><svg onload=window.hit=1>"
-    "</script><a href='https://example.org/'>a</a><b>b</b><span style='color:red'>s</span>"
+    "</script><a href='https://example.org/'>a</a><em>b</em><span style='color:red'>s</span>"
     "%{y}</extra>{{ 7 * 7 }}&lt;i&gt;"
 )
 # What hostile text can leave in the page if it is not shown as text.
 INJECTED = (
-    "img, iframe, object, main svg a, main svg tspan[style*='red'], main svg tspan[style*='bold'], "
+    "img, iframe, object, main svg a, main svg tspan[style*='red'], main svg tspan[style*='italic'], "
     "main > section script, [onload], [onerror], a:not([href^='#'])"
 )
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,13 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters["number"] = number
+    templates.filters["breakable"] = breakable
     return templates
+
+
+def breakable(name: str) -> Markup:
+    """A name that goes on in the next line after a colon, comma or slash, where it has to."""
+    return Markup("<wbr>").join(re.split(r"(?<=[:,/])", name))
 
 
 def _own(templates: Environment, name: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from whence.analysis.lm_results import SCRATCH, SLIDING, Job, Language
 from whence.report import lm_plots
 from whence.report.html_page import Section
-from whence.report.lm_table import rank_table, reasons, winners
+from whence.report.lm_table import rank_table, reasons
+from whence.report.lm_winners import winners
 
 OPEN = 4  # methods whose pictures are shown at once; the others' at a click
 

@@ -3,20 +3,21 @@
 The words and the markup of a section are in its template, in templates/inspect.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport
-from whence.analysis.results import HeadReport, Inspection
+from whence.analysis.results import Fit, HeadReport, Inspection
 from whence.report import plots
 from whence.report.comparison_figures import sentence
 from whence.report.fits import picked
 from whence.report.heat_maps import caption
 from whence.report.html_page import Section
 from whence.report.key_numbers import key_numbers
-from whence.report.style import labels
+from whence.report.style import beyond, labels, matrix_limits
 
 MARKS = {True: "✓", False: "✗", None: "–"}  # noqa: RUF001
 FIELDS = (
@@ -93,22 +94,27 @@ def heads(inspections: Sequence[Inspection]) -> Section | None:
             what: str, head: HeadReport, fits: Any = fits, of_fits: str = curves_of_fits
         ) -> dict[str, Any]:
             fit = fits.get((head.layer, head.head)) if what == of_fits else None
+            corner = plots.drawn_corner(head)
             return {
                 "head": head,
                 "curve": plots.head_curve(head, fit),
                 "matrix": plots.head_matrix(head),
+                "beyond": beyond(corner, matrix_limits(corner)),
             }
 
         groups = groupby(every, key=lambda pair: (pair[0], pair[1].layer, pair[1].with_biases))
-        layers = [
-            {
-                "what": what,
-                "layer": layer,
-                "biases": biases,
-                "heads": [drawn(what, head) for _, head in group],
-            }
-            for (what, layer, biases), group in groups
-        ]
+        layers = []
+        for (what, layer, biases), group in groups:
+            of_layer = [head for _, head in group]
+            layers.append(
+                {
+                    "what": what,
+                    "layer": layer,
+                    "biases": biases,
+                    "strongest": max(head.strength for head in of_layer),
+                    "heads": [drawn(what, head) for head in of_layer],
+                }
+            )
         if layers:
             models.append({"name": entry.model.name, "layers": layers})
     return _of_models("heads", "Heads", inspections, models)
@@ -120,7 +126,15 @@ def fits(inspections: Sequence[Inspection]) -> Section | None:
         {
             "name": entry.model.name,
             "chart": plots.criterion(entry),
-            "heads": [(part, picked(part)) for part in entry.fits],
+            "heads": [
+                {
+                    "layer": part.layer,
+                    "head": part.head,
+                    "fit": picked(part),
+                    "gaussians": _gaussians(picked(part)),
+                }
+                for part in entry.fits
+            ],
         }
         for entry in inspections
         if entry.fits
@@ -128,19 +142,30 @@ def fits(inspections: Sequence[Inspection]) -> Section | None:
     return _of_models("fits", "TISA fits", inspections, models)
 
 
-def profiles(inspections: Sequence[Inspection]) -> Section | None:
-    """Logits of real text by lag."""
-    models = [
-        {
-            "name": entry.model.name,
-            "layers": [
-                (layer, [(part, plots.profile(part)) for part in group])
-                for layer, group in groupby(entry.profiles, key=lambda part: part.layer)
-            ],
-        }
-        for entry in inspections
-        if entry.profiles
+def _gaussians(fit: Fit) -> list[tuple[float, float, float, float]]:
+    """(amplitude, sharpness, centre, width) of each, the highest first."""
+    parameters = zip(fit.amplitude, fit.sharpness, fit.offset, strict=True)
+    rows = [
+        (amplitude, sharpness, centre, math.sqrt(0.5 / sharpness) if sharpness else math.inf)
+        for amplitude, sharpness, centre in parameters
     ]
+    return sorted(rows, key=lambda row: -abs(row[0]))
+
+
+def profiles(inspections: Sequence[Inspection]) -> Section | None:
+    """Logits of real text by lag, each beside what its head's F says of position alone."""
+    models = []
+    for entry in inspections:
+        alone = {(head.layer, head.head): head for head in entry.heads}
+        layers = [
+            (
+                layer,
+                [(part, plots.profile(part), alone.get((layer, part.head))) for part in group],
+            )
+            for layer, group in groupby(entry.profiles, key=lambda part: part.layer)
+        ]
+        if layers:
+            models.append({"name": entry.model.name, "layers": layers})
     return _of_models("profiles", "Measured lag profiles", inspections, models)
 
 
