@@ -143,7 +143,7 @@ def heads(view: LagView) -> Plot:
         traces.append({**before, "opacity": 0.55, "line": {**before["line"], "width": 1}})
         traces.append(_line(f"head {head}", lag, packed(last), color, "solid", said))
     seen = np.isfinite(view.after).any(axis=0)
-    return tile(traces, limits_of(view.lag[seen]), None, "value")
+    return tile(traces, limits_of(view.lag[seen]), None, view.quantity)
 
 
 def attention_map(views: tuple[LagView, ...], when: str) -> Plot:

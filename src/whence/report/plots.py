@@ -361,19 +361,25 @@ def tile(
     values: tuple[float, float] | None,
     what: str = "logits",
 ) -> Plot:
-    """A small plot by lag; its y axis takes what it needs where no limits are given."""
+    """A small plot by lag of `what`; its y axis takes what it needs where no limits are given."""
     limits = {} if values is None else {"range": list(values)}
     return plot(
         traces,
         xaxis={"nticks": 5, "range": list(lags), "title": {"text": LAG, "standoff": 3}},
-        yaxis={
-            "nticks": 4,
-            "exponentformat": "e",
-            "title": {"text": what, "standoff": 3},
-            "automargin": True,
-            **limits,
-        },
-        margin={"l": 46, "r": 6, "t": 4, "b": 34},
+        yaxis={"nticks": 4, "exponentformat": "e", **limits},
+        annotations=[  # lying above the axis it takes no width, and meets no number
+            {
+                "text": what,
+                "showarrow": False,
+                "xref": "paper",
+                "yref": "paper",
+                "x": 0,
+                "y": 1,
+                "xanchor": "left",
+                "yanchor": "bottom",
+            }
+        ],
+        margin={"l": 44, "r": 6, "t": 18, "b": 34},
     )
 
 
