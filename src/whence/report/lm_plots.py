@@ -1,6 +1,6 @@
 """The plots of the page of `whence lm`, as plotly's JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import cycle
 from typing import Any
 
@@ -38,26 +38,9 @@ def by_length(results: Language, how: str) -> Plot:
     rows = {row.method: row for row in ranked(results)}
     traces = []
     for name, color, symbol, dash in looks(results):
-        row = rows[name]
-        found = {SCRATCH: row.scratch, SLIDING: row.sliding}[how]
-        pairs = [(n, x) for n, x in zip(results.lengths, found, strict=True) if x is not None]
-        if not pairs:
-            continue
-        traces.append(
-            {
-                **_line(name, [n for n, _ in pairs], [x.mean for _, x in pairs], color, dash, ""),
-                "mode": "lines+markers",
-                "marker": {"color": color, "symbol": symbol, "size": 7},
-                "error_y": {
-                    "array": [x.spread or 0.0 for _, x in pairs],
-                    "visible": any(x.spread for _, x in pairs),
-                    "thickness": 1,
-                    "width": 3,
-                },
-                "text": [_seeds(x) for _, x in pairs],
-                "hovertemplate": _hover("%{x:,} tokens: %{y:.3f} nats<br>%{text}"),
-            }
-        )
+        found = {SCRATCH: rows[name].scratch, SLIDING: rows[name].sliding}[how]
+        line = loss_line(name, zip(results.lengths, found, strict=True), color, dash, symbol)
+        traces += [] if line is None else [line]
     return plot(
         traces,
         xaxis=counts_axis(results.lengths, "tokens"),
@@ -66,6 +49,28 @@ def by_length(results: Language, how: str) -> Plot:
         legend=BELOW,
         showlegend=True,
     )
+
+
+def loss_line(
+    name: str, found: Iterable[tuple[int, Mean | None]], color: str, dash: str, symbol: str
+) -> Plot | None:
+    """A line of losses with the spread over seeds; None where there is no loss at all."""
+    pairs = [(n, x) for n, x in found if x is not None]
+    if not pairs:
+        return None
+    said = "%{x:,} tokens: %{y:.3f} nats<br>%{text}"
+    return {
+        **_line(name, [n for n, _ in pairs], [x.mean for _, x in pairs], color, dash, said),
+        "mode": "lines+markers",
+        "marker": {"color": color, "symbol": symbol, "size": 7},
+        "error_y": {
+            "array": [x.spread or 0.0 for _, x in pairs],
+            "visible": any(x.spread for _, x in pairs),
+            "thickness": 1,
+            "width": 3,
+        },
+        "text": [_seeds(x) for _, x in pairs],
+    }
 
 
 def by_position(results: Language, length: int) -> Plot:

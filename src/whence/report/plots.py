@@ -25,8 +25,12 @@ from whence.report.style import (
 )
 
 Plot = dict[str, Any]
-COLORS = ("@blue", "@orange", "@ink", "@green", "@purple", "@amber", "@sky")
-SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")
+# Ten colours, seven symbols and four dashes: no two of 140 lines look the same.
+COLORS = (
+    *("@blue", "@orange", "@ink", "@green", "@purple", "@amber", "@sky", "@brown", "@grey"),
+    "@pink",
+)
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 DASHES = ("solid", "dash", "dashdot", "dot")
 MOST_CELLS, MOST_IN_TILE, MOST_TICKS = 512, 64, 7
 BELOW: Plot = {"orientation": "h", "y": -0.25}  # where a legend goes

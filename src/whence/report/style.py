@@ -13,7 +13,7 @@ from whence.analysis.json_result import Array
 
 INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-AMBER, SKY = "#c28a00", "#56b4e9"
+AMBER, SKY, BROWN, GREY, PINK = "#c28a00", "#56b4e9", "#8a5a2b", "#8b9199", "#e07bb5"
 SERIES = (  # a colour, a marker and a dash each, so that no line is told by colour alone
     (BLUE, "o", "-"),
     (ORANGE, "s", "--"),
@@ -22,6 +22,9 @@ SERIES = (  # a colour, a marker and a dash each, so that no line is told by col
     (PURPLE, "v", "-"),
     (AMBER, "P", "--"),
     (SKY, "X", "-."),
+    (BROWN, "<", ":"),
+    (GREY, ">", "-"),
+    (PINK, "*", "--"),
 )
 INNER_PRODUCTS, ATTENTION = "inferno", "viridis"  # two maps, as they are two things
 
@@ -58,6 +61,8 @@ def number(value: float, place: int = 0, *, digits: int = 3) -> str:
 def labels(names: Sequence[str], width: int = 30) -> list[str]:
     """The last parts of the models' names, as many of them as it takes to tell the models apart.
 
+    A long name is cut in its middle, unless that makes two of them alike.
+
     >>> labels(["runs/a/checkpoint-5", "runs/b/checkpoint-5"])
     ['a/checkpoint-5', 'b/checkpoint-5']
     """
@@ -66,7 +71,8 @@ def labels(names: Sequence[str], width: int = 30) -> list[str]:
         tails = ["/".join(part[-count:]) for part in parts]
         if len(set(tails)) == len(set(names)):
             break
-    return [_cut(tail, width) for tail in tails]
+    cut = [_cut(tail, width) for tail in tails]
+    return cut if len(set(cut)) == len(set(tails)) else tails
 
 
 def short(name: str, width: int = 30) -> str:
