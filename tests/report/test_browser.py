@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from inspections import inspection, series, without_table
-from lm_jobs import job, results
+from hostile_results import inspected, trained
 from whence.analysis.comparison import Comparison
-from whence.analysis.criteria import CriteriaReport, Criterion, MethodCriteria
-from whence.analysis.lm_results import SCRATCH, SLIDING, Language, LengthLoss, Trace
-from whence.analysis.results import Inspection, Toeplitzness
+from whence.analysis.lm_results import Language
 from whence.report import make_page
 from whence.report.lm_page import make_lm_page
 
@@ -86,29 +82,6 @@ def hostile(data: Any, keep: Callable[[str, Any], bool], key: str = "") -> Any:
 
 TABLES = {"rules", "versions", "left_out", "config", "data", "machine"}
 ARRAY = {"float32"}
-
-
-def inspected() -> tuple[list[Inspection], Comparison, CriteriaReport]:
-    cell = Criterion("inductive", 1.0, "4", True, False, "because")
-    criteria = CriteriaReport(
-        (MethodCriteria("tisa", (cell,), 1.0),), {"inductive": "a rule"}, {}, {}
-    )
-    small = inspection(n_heads=2, n=16, layers=(0, 1))
-    return [small, without_table(relative=True)], series(), criteria
-
-
-def trained() -> Language:
-    gram = np.eye(16, dtype=np.float32)
-    place = np.arange(16, dtype=np.float32)
-    losses = tuple(
-        LengthLoss(n, how, 2.0, 0.5, 10, place, place, "a reason")
-        for n in (16, 32)
-        for how in (SCRATCH, SLIDING)
-    )
-    traces = tuple(Trace(step, Toeplitzness(0, 16, 0.5, 0.4, 0.3, 0.2)) for step in (0, 1))
-    full = job("a", 0, {}, toeplitz=traces, gram_before=gram, gram_after=gram)
-    full = dataclasses.replace(full, losses=losses)
-    return results(full, job("b", 0, {16: 1.0, 32: None}, stopped="a reason"))
 
 
 def test_hostile_text_in_every_string_and_key_of_inspect_is_shown_as_text(

@@ -200,7 +200,7 @@ def read_result(kind: type[R], path: Path) -> R:
     try:
         result = kind.from_json(_text(path))
         check_parts(result)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     return result
 

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,6 +28,7 @@ class Section:
     """A part of a page: a template and the values that it shows.
 
     A template draws a plot with `plot(figure, look, label)`, where `look` is a class of page.css.
+    Macros of parts.html draw plots too, so they are imported "with context".
     """
 
     key: str  # the anchor that the list of contents links to
@@ -45,9 +47,11 @@ def html_page(title: str, heading: str, sections: Sequence[Section | None], *, f
         return Markup(place).format(look, len(figures) - 1, label)
 
     templates = _templates()
-    templates.globals["plot"] = plot
     drawn = [
-        (section, Markup(templates.get_template(section.template).render(section.values)))
+        (
+            section,
+            Markup(templates.get_template(section.template).render(section.values, plot=plot)),
+        )
         for section in sections
         if section is not None
     ]
@@ -64,7 +68,9 @@ def html_page(title: str, heading: str, sections: Sequence[Section | None], *, f
     )
 
 
+@cache
 def _templates() -> Environment:
+    """The templates, each compiled once in a process."""
     templates = Environment(
         loader=PackageLoader("whence.report"),
         autoescape=True,

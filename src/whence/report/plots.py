@@ -27,8 +27,8 @@ from whence.report.style import (
 Plot = dict[str, Any]
 # Ten colours, seven symbols and four dashes: no two of 140 lines look the same.
 COLORS = (
-    *("@blue", "@orange", "@ink", "@green", "@purple", "@amber", "@sky", "@brown", "@grey"),
-    "@pink",
+    *("@blue", "@orange", "@ink", "@green", "@purple"),
+    *("@amber", "@sky", "@brown", "@grey", "@pink"),
 )
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 DASHES = ("solid", "dash", "dashdot", "dot")
