@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,24 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def until(page: Page, condition: str, seconds: float = 60) -> None:
+    """Ask from outside: Playwright's own way to wait evaluates text, which the policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(50)
+
+
 @pytest.fixture
 def look(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., tuple[Page, list[str]]]]:
     """Open a page, wait until all plots are there, and give it with what the browser complained."""
     opened = []
 
-    def shown(text: str, *, width: int = 1400) -> tuple[Page, list[str]]:
+    def shown(text: str) -> tuple[Page, list[str]]:
         path = tmp_path / "page.html"
         path.write_text(text, encoding="utf-8")
-        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True)
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, offline=True)
+        context.set_default_timeout(120_000)  # of a machine that is busy
         opened.append(context)
         page, said = context.new_page(), []
         page.on("console", lambda message: said.append(message.text))
@@ -59,9 +69,7 @@ def look(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., tuple[Page,
         page.goto(path.as_uri())
         page.evaluate("document.querySelectorAll('details').forEach((part) => part.open = true)")
         page.wait_for_selector("body[data-ready]", state="attached")
-        page.wait_for_function(
-            "[...document.querySelectorAll('.plot')].every((box) => box.dataset.drawn)"
-        )
+        until(page, "[...document.querySelectorAll('.plot')].every((box) => box.dataset.drawn)")
         return page, said
 
     yield shown
@@ -143,15 +151,16 @@ def _unstepped(comparison: Comparison) -> tuple[Any, ...]:
     return tuple(dataclasses.replace(point, step=None) for point in comparison.points)
 
 
-@pytest.mark.parametrize("width", [1400, 420])
 def test_every_plot_is_drawn_without_an_error_and_nothing_is_wider_than_the_window(
-    width: int, look: Callable[..., tuple[Page, list[str]]]
+    look: Callable[..., tuple[Page, list[str]]],
 ) -> None:
     models, comparison, criteria = inspected()
     text = make_page(models, comparison=comparison, criteria=criteria)
-    page, said = look(text, width=width)
-    assert said == []
+    page, said = look(text)
     places = page.locator(".plot")
     assert places.count() == len(re.findall("data-figure=", text)) > 20
     assert page.locator(".plot .main-svg").count() >= 2 * places.count()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1400, 420):
+        page.set_viewport_size({"width": width, "height": 900})
+        until(page, f"document.documentElement.scrollWidth <= {width}")
+    assert said == []

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,22 +29,23 @@ from whence.report import (
     telling,
 )
 from whence.report.folder import file_name
-from whence.report.style import SERIES, inner_limits, labels
+from whence.report.style import SERIES, beyond, inner_limits, labels, matrix_limits
 
 BASE = inspection()
+SMALL = inspection(n_heads=3, n=32)
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "one heat map": lambda: draw_heat_maps([BASE]),
+    "one heat map": lambda: draw_heat_maps([SMALL]),
     "heat maps side by side": lambda: draw_heat_maps(
         [inspection("v1", r2=0.4), inspection("v2"), without_table()]
     ),
-    "windows": lambda: draw_windows([BASE, inspection("other")]),
-    "curves": lambda: draw_head_curves(BASE.heads, name="a"),
+    "windows": lambda: draw_windows([SMALL, inspection("other")]),
+    "curves": lambda: draw_head_curves(SMALL.heads, name="a"),
     "stated curves": lambda: draw_head_curves(
         without_table(relative=True).relative, name="a", stated=True
     ),
-    "matrices": lambda: draw_head_matrices(BASE.heads, name="a"),
-    "profiles": lambda: draw_profiles(BASE.profiles[:5], name="a"),
-    "fits": lambda: draw_fits(BASE.fits, BASE.heads, name="a"),
+    "matrices": lambda: draw_head_matrices(SMALL.heads, name="a"),
+    "profiles": lambda: draw_profiles(SMALL.profiles[:5], name="a"),
+    "fits": lambda: draw_fits(SMALL.fits, SMALL.heads, name="a"),
     "components": lambda: draw_components(table(), name="a"),
     "steps": lambda: draw_steps(series()),
     "scores": lambda: draw_scores(series()),
@@ -225,3 +227,41 @@ def test_a_model_without_a_score_or_a_table_is_named() -> None:
         compare([BASE, without_table()])
     with pytest.raises(ValueError, match="two models or more, got 1"):
         compare([BASE])
+
+
+def test_the_scale_of_a_matrix_is_not_taken_by_position_0() -> None:
+    inner = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    spoilt = inner.copy()
+    spoilt[0], spoilt[:, 0] = 100.0, -50.0
+    low, high = matrix_limits(spoilt)
+    assert -1 <= low < -0.9
+    assert 0.9 < high <= 1
+    assert beyond(spoilt, (low, high)) == pytest.approx((127 + 0.02 * 63 * 63) / 64**2, abs=2e-3)
+    assert matrix_limits(np.zeros((3, 3), np.float32)) == (-0.5, 0.5)
+    assert matrix_limits(np.full((2, 2), np.nan, np.float32)) == (-0.5, 0.5)
+    (shown, *_) = draw_head_matrices([replace(BASE.heads[0], matrix=spoilt)], name="a").axes
+    assert shown.images[0].get_clim() == pytest.approx((low, high))
+
+
+def test_every_matrix_of_a_head_has_a_colour_bar_and_its_axes_have_names() -> None:
+    figure = draw_head_matrices(BASE.heads[:3], name="a")
+    assert len(figure.axes) == 6
+    assert [text.get_text() for text in (figure._supxlabel, figure._supylabel)] == ["key", "query"]
+    for curves in (
+        draw_head_curves(BASE.heads[:1], name="a"),
+        draw_profiles(BASE.profiles[:1], name="a"),
+    ):
+        assert curves._supylabel.get_text() == "logits"
+
+
+def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:
+    name = r"a$\frac$b$"  # as a formula it is an error
+    models = [inspection(name, n_heads=1, n=16), inspection(f"{name}2", n_heads=1, n=16)]
+    for figure in (draw_windows(models), draw_heat_maps(models), draw_steps(compare(models))):
+        save_figure(figure, tmp_path / "a.svg")
+        assert r"a$\frac$b$" in (tmp_path / "a.svg").read_text()
+
+
+def test_labels_that_a_cut_would_make_alike_are_not_cut() -> None:
+    names = [f"{'a' * 20}{middle}{'b' * 20}" for middle in "xy"]
+    assert labels(names) == names

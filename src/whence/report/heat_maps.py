@@ -3,21 +3,12 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from whence.analysis.results import Inspection, TableReport
 from whence.checks import require
-from whence.report.panels import panels
-from whence.report.style import (
-    FAINT,
-    INK,
-    INNER_PRODUCTS,
-    labels,
-    matrix_limits,
-    number,
-    plain,
-    title,
-)
+from whence.report.panels import color_bar, panels
+from whence.report.style import INK, INNER_PRODUCTS, labels, matrix_limits, plain, title
 
 
 def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Figure:
@@ -49,10 +40,7 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         plain(axes, grid=False)
         axes.spines[["left", "bottom"]].set_visible(False)
-        bar = figure.colorbar(image, ax=axes, extend="both", shrink=0.85, aspect=28, pad=0.02)
-        bar.outline.set_visible(False)
-        bar.ax.yaxis.set_major_formatter(FuncFormatter(number))
-        bar.ax.tick_params(labelsize=6.5, labelcolor=FAINT, length=0)
+        color_bar(figure, image, axes)
     figure.draw_without_rendering()  # square axes get room for their labels in the second pass
     return figure
 

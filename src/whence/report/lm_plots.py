@@ -12,7 +12,6 @@ from whence.report.plots import (
     BELOW,
     COLORS,
     DASHES,
-    LAG,
     SYMBOLS,
     Plot,
     counts_axis,
@@ -24,7 +23,7 @@ from whence.report.plots import (
     square,
     tile,
 )
-from whence.report.style import ATTENTION, INNER_PRODUCTS, matrix_limits
+from whence.report.style import ATTENTION, INNER_PRODUCTS, LAG, matrix_limits
 
 
 def looks(results: Language) -> Iterator[tuple[str, str, str, str]]:

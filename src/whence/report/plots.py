@@ -17,6 +17,7 @@ from whence.analysis.results import Fit, HeadReport, Inspection, LagProfile, Tab
 from whence.report.style import (
     ATTENTION,
     INNER_PRODUCTS,
+    LAG,
     inner_limits,
     labels,
     matrix_limits,
@@ -34,7 +35,6 @@ SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 DASHES = ("solid", "dash", "dashdot", "dot")
 MOST_CELLS, MOST_IN_TILE, MOST_TICKS = 512, 64, 7
 BELOW: Plot = {"orientation": "h", "y": -0.25}  # where a legend goes
-LAG = "lag = key − query"  # noqa: RUF001
 
 
 def heat_map(table: TableReport) -> Plot:

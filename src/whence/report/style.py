@@ -26,6 +26,7 @@ SERIES = (  # a colour, a marker and a dash each, so that no line is told by col
     (GREY, ">", "-"),
     (PINK, "*", "--"),
 )
+LAG = "lag = key − query"  # noqa: RUF001
 INNER_PRODUCTS, ATTENTION = "inferno", "viridis"  # two maps, as they are two things
 
 
