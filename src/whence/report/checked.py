@@ -136,7 +136,7 @@ def _criteria(part: CriteriaReport) -> None:
 def _language(part: Language) -> None:
     config = part.config
     for key in NUMBERS:
-        value = config.get(key)
+        value: Any = config.get(key)
         require(
             isinstance(value, int) and not isinstance(value, bool) and value > 0,
             f"config.{key} must be a whole number above 0, got {value!r}.",
@@ -145,7 +145,7 @@ def _language(part: Language) -> None:
     for key in WORDS:
         value = config.get(key)
         require(isinstance(value, str), f"config.{key} must be a word, got {value!r}.")
-    lengths = config.get("eval_lengths")
+    lengths: Any = config.get("eval_lengths")
     require(
         isinstance(lengths, (list, tuple))
         and all(isinstance(n, int) and 0 < n <= LARGEST for n in lengths),
