@@ -61,7 +61,10 @@ def test_two_comparisons_are_one_page_that_says_how_they_differ(tmp_path: Path) 
     assert not list((tmp_path / "one").glob("page*"))
 
 
-def test_comparisons_on_other_data_are_not_drawn_into_one_plot(tmp_path: Path) -> None:
+def test_comparisons_on_other_data_are_not_drawn_into_one_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whence.report.lm_folder._drawings", lambda results: ())
     for name in ("one", "two"):
         found = results(job("a", 0, {16: 2.0, 32: 3.0}), data=name, objective="causal")
         found.data["sha256"] = name

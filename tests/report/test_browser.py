@@ -16,7 +16,7 @@ from hostile_results import inspected, trained
 from whence.analysis.comparison import Comparison
 from whence.analysis.lm_results import Language
 from whence.report import make_page
-from whence.report.lm_page import make_lm_page
+from whence.report.lm_page import make_runs_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to look with")
@@ -123,7 +123,9 @@ def test_hostile_text_in_every_string_and_key_of_lm_is_shown_as_text(
 
     data = hostile(json.loads(trained().to_json()), kept)
     data["jobs"][1]["method"] += "2"  # still two methods
-    check(*look(make_lm_page(Language.from_json(json.dumps(data)))))
+    run = Language.from_json(json.dumps(data))
+    other = dataclasses.replace(run, machine={"another": PAYLOAD})
+    check(*look(make_runs_page({PAYLOAD: run, f"{PAYLOAD}2": other})))
 
 
 def check(page: Page, said: list[str]) -> None:

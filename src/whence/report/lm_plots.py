@@ -83,7 +83,7 @@ def by_position(results: Language, length: int) -> Plot:
             place = curves[0].position + 1
             said = "near position %{x:,.0f}: %{y:.3f} nats"
             traces.append(_line(name, packed(place), packed(y), color, dash, said))
-    powers = [2.0**n for n in range(length.bit_length())]
+    powers = [2**n for n in range(length.bit_length())]
     return plot(
         traces,
         xaxis=counts_axis(powers, "position in the sequence"),

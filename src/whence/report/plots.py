@@ -392,7 +392,7 @@ def limits_of(lag: Array) -> tuple[float, float]:
     return float(lag.min()), float(lag.max())
 
 
-def counts_axis(ticks: Sequence[float], title: str) -> Plot:
+def counts_axis(ticks: Sequence[int], title: str) -> Plot:
     """A logarithmic axis of numbers of tokens, with labels at these and nowhere else."""
     shown = list(ticks)[:: -(-len(ticks) // MOST_TICKS) or 1]
     return {

@@ -107,7 +107,7 @@ def beyond(matrix: Array, limits: tuple[float, float]) -> float:
     return float(np.mean((matrix < limits[0]) | (matrix > limits[1])))
 
 
-def short_count(value: float, place: int = 0) -> str:
+def short_count(value: int | float, place: int = 0) -> str:
     """A number of tokens in few characters.
 
     >>> short_count(512), short_count(2048), short_count(1000)
