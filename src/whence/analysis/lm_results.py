@@ -115,27 +115,6 @@ class Language(Result):
     jobs: tuple[Job, ...]
     tuning: tuple[Tuning, ...] = ()
 
-    def check(self) -> "Language":
-        """These results, if a page can be made of them; a file may hold any config."""
-        config = self.config
-        for name in ("train_length", "n_layers", "n_heads", "d_model", "steps", "batch"):
-            _need(name, config.get(name), type(config.get(name)) is int, "a whole number")
-        for name in ("task", "objective"):
-            _need(name, config.get(name), isinstance(config.get(name), str), "text")
-        for name, kinds in (("eval_lengths", (int,)), ("learning_rates", (int, float))):
-            values = config.get(name, [] if name == "learning_rates" else None)
-            plain = isinstance(values, list | tuple) and all(type(x) in kinds for x in values)
-            _need(name, values, plain, "a list of numbers")
-        home, lengths = config["train_length"], config["eval_lengths"]
-        _need("eval_lengths", lengths, home in lengths, f"a list with train_length, {home},")
-        tokens = str(self.data.get("train_tokens", 0))
-        require(
-            tokens.isdecimal(),
-            f"Language.data['train_tokens'] must be a whole number, got {tokens[:36]}. {AGAIN}",
-        )
-        require(len(self.jobs) > 0, f"Language.jobs is empty: nothing was trained. {AGAIN}")
-        return self
-
     @property
     def methods(self) -> tuple[str, ...]:
         """In the order in which they were given."""
@@ -221,11 +200,6 @@ def _row(results: Language, method: str) -> Row:
         tuple(reasons),
         jobs[0].learning_rate,
     )
-
-
-def _need(name: str, value: Any, condition: bool, what: str) -> None:
-    got = repr(value) if len(repr(value)) <= 40 else f"a {type(value).__name__}"
-    require(condition, f"Language.config[{name!r}] must be {what}, got {got}. {AGAIN}")
 
 
 def mean(values: list[float]) -> Mean:

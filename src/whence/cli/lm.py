@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 from whence.checks import one_of, require
 from whence.cli.console import plain_console
 from whence.cli.errors import FAILED, one_line_errors
+from whence.cli.inspect import FORMATS as FIGURES
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
 
@@ -174,6 +176,9 @@ def lm(
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the printed table.")
     ] = "text",
+    figures: Annotated[
+        list[str], typer.Option(metavar="|".join(FIGURES), help="Format of the figures.")
+    ] = ["png"],  # noqa: B006  typer copies it
     out: Annotated[
         Path, typer.Option(help="The folder for results and page; made if missing.")
     ] = Path("out/lm"),
@@ -187,6 +192,8 @@ def lm(
     """
     with one_line_errors():
         one_of("format", form, FORMATS)
+        for name in figures:
+            one_of("format of the figures", name, FIGURES)
         require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
         flags: dict[str, Any] = {
             "methods": None if methods is None else read_specs(methods),
@@ -230,6 +237,7 @@ def lm(
             ray=ray,
             workers=workers,
             side_by_side=side_by_side,
+            figures=figures,
         )
     if page is None:
         return
@@ -247,6 +255,7 @@ def compared(
     ray: str | None = None,
     workers: int = 1,
     side_by_side: int = 1,
+    figures: Sequence[str] = ("png",),
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
     from whence.experiments.lm.config import read_config
@@ -263,7 +272,7 @@ def compared(
             from whence.bench.machine import machine
             from whence.experiments.lm.sweep import run_lm
             from whence.report.folder import check_folder
-            from whence.report.lm_page import write_lm_report
+            from whence.report.lm_folder import write_lm_report
 
             check_folder(out)
             found = run_lm(
@@ -279,7 +288,7 @@ def compared(
             if not first:
                 return found, None
             say("drawing the page", 1.0)
-            return found, write_lm_report(found, out)
+            return found, write_lm_report(found, out, formats=figures)
     except OutOfTimeError as error:
         typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)
         raise SystemExit(UNFINISHED) from None

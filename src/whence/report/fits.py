@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from whence.analysis.fit import fitted
 from whence.analysis.results import Fit, HeadFits, HeadReport, worded
 from whence.checks import require
-from whence.report.panels import panels
-from whence.report.style import FAINT, ORANGE, inner_limits, number, plain, title
+from whence.report.panels import name_axes, panels
+from whence.report.style import LAG, ORANGE, inner_limits, number, plain, title
 
 CURVE = "#8a8a8a"
 
@@ -41,7 +41,7 @@ def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: st
         axes.set_ylim(*inner_limits(lag, curve))
         axes.yaxis.set_major_formatter(FuncFormatter(number))
         plain(axes, grid=False)
-    figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
+    name_axes(figure, LAG, "logits")
     return figure
 
 

@@ -18,6 +18,7 @@ from whence.analysis.results import Inspection
 from whence.checks import require
 from whence.files import add_to_folder
 from whence.files import check_folder as check_folder
+from whence.report.checked import check_parts
 from whence.report.comparison_figures import draw_scores, draw_steps
 from whence.report.components import draw_components
 from whence.report.figure_files import save_figure
@@ -185,12 +186,19 @@ def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
         yield f"{file}.profiles-{layer}", partial(draw_profiles, profiles, name=name)
 
 
+def read_result(kind: type[R], path: Path) -> R:
+    """The result in a file, of which all parts fit together; the error names the file."""
+    return _restored(kind, path, read_json(path))
+
+
 def _only(kind: type[R], files: list[tuple[Path, Any]]) -> R | None:
     return _restored(kind, *files[-1]) if files else None
 
 
 def _restored(kind: type[R], path: Path, data: Any) -> R:
     try:
-        return kind.from_data(data)
+        result = kind.from_data(data)
+        check_parts(result)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
+    return result

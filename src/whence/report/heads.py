@@ -9,8 +9,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.results import HeadReport, worded
 from whence.checks import require
-from whence.report.panels import panels
-from whence.report.style import ATTENTION, FAINT, GRID, number, plain, title
+from whence.report.panels import color_bar, name_axes, panels
+from whence.report.style import ATTENTION, GRID, LAG, matrix_limits, number, plain, title
 
 SENSITIVE, BLIND = colormaps[ATTENTION](0.35), "#9a9a9a"
 MOVED = "Each curve without its mean, which a softmax does not see."
@@ -34,7 +34,8 @@ def draw_head_curves(
         detail=f"{what}, by lag, in logits; {MOVED.lower()} Grey: not sensitive to position.",
     )
     shown = [(head.curve - np.nanmean(head.curve))[np.abs(head.lag) <= reach] for head in heads]
-    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
+    low = min(np.nanmin(part) for part in shown)
+    high = max(np.nanmax(part) for part in shown)
     room = 0.15 * float(high - low) or 1.0
     grid[0].set_ylim(float(low) - room, float(high) + room)
     for axes, head in zip(grid, heads, strict=True):
@@ -50,7 +51,7 @@ def draw_head_curves(
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(FuncFormatter(number))
         plain(axes, grid=False)
-    figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
+    name_axes(figure, LAG, "logits")
     return figure
 
 
@@ -60,20 +61,22 @@ def draw_head_matrices(heads: Sequence[HeadReport], *, name: str) -> Figure:
     n = len(heads[0].matrix)
     figure, grid = panels(
         len(heads),
-        size=(1.9, 2.05),
-        columns=6,
+        size=(2.4, 2.05),
+        columns=5,
         heading=f"{name}, layer {_layers(heads)}: positional attention",
-        detail=f"F = (E W_Q)(E W_K)ᵀ / √d, {_biases(heads)}; the first {n} positions, "
-        "query down, key to the right; a scale each.",
+        detail=f"F = (E W_Q)(E W_K)ᵀ / √d in logits, {_biases(heads)}, first {n} positions. "
+        "A scale each: 1st to 99th percentile of the cells off position 0.",
     )
     for axes, head in zip(grid, heads, strict=True):
-        edges = np.percentile(head.matrix, (1, 99))
-        axes.imshow(head.matrix, cmap=ATTENTION, vmin=edges[0], vmax=edges[1], extent=(0, n, n, 0))
+        low, high = matrix_limits(head.matrix)
+        image = axes.imshow(head.matrix, cmap=ATTENTION, vmin=low, vmax=high, extent=(0, n, n, 0))
+        color_bar(figure, image, axes)
         title(axes, f"head {head.head}", f"R² {worded(head.r2, '.2f')}")
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
         plain(axes, grid=False)
         axes.spines[["left", "bottom"]].set_visible(False)
+    name_axes(figure, "key", "query")
     return figure
 
 

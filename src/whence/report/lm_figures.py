@@ -2,11 +2,13 @@
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
 
 from whence.analysis.lm_results import Language, ranked
-from whence.report.panels import panels
-from whence.report.style import ATTENTION, FAINT, plain, series, title
+from whence.report.panels import color_bar, name_axes, panels
+from whence.report.style import ATTENTION, FAINT, LAG, plain, series, title
+
+LEAST, DECADES = 1e-6, 3  # no weight is drawn as less, and how many powers of ten the colours span
 
 
 def draw_by_length(results: Language) -> Figure:
@@ -62,23 +64,30 @@ def draw_attention(results: Language) -> Figure:
         columns=4,
         size=(2.6, 2.2),
         heading="Where heads look after training",
-        detail="Mean attention weight at each lag, a row a head from the first layer down; "
-        "three decades, brighter is more.",
+        detail="Mean attention weight at each lag, a row a head from the first layer down.",
     )
-    for axes, name in zip(grid, names, strict=True):
-        views = with_pictures[name].attention
-        values = np.log10(np.maximum(np.concatenate([view.after for view in views]), 1e-6))
-        lag, top = views[0].lag, float(values.max())
-        axes.imshow(
+    weights = [
+        np.concatenate([view.after for view in with_pictures[name].attention]) for name in names
+    ]
+    drawn = [np.log10(np.maximum(weight, LEAST)) for weight in weights]
+    top = max((float(np.nanmax(values)) for values in drawn), default=0.0)
+    image = None
+    for axes, name, values in zip(grid, names, drawn, strict=True):
+        lag = with_pictures[name].attention[0].lag
+        image = axes.imshow(
             values,
             aspect="auto",
             cmap=ATTENTION,
-            vmin=top - 3,
+            vmin=top - DECADES,
             vmax=top,
             extent=(float(lag[0]) - 0.5, float(lag[-1]) + 0.5, len(values), 0),
             interpolation="nearest",
         )
         title(axes, name)
         plain(axes, grid=False)
-    figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
+    if image is not None:
+        bar = color_bar(figure, image, list(grid))
+        bar.ax.yaxis.set_major_locator(MultipleLocator(1))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{10**value:.2g}"))
+    name_axes(figure, LAG, "head")
     return figure

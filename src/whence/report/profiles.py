@@ -7,8 +7,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.results import LagProfile, worded
 from whence.checks import require
-from whence.report.panels import panels
-from whence.report.style import FAINT, GRID, PURPLE, number, plain, title
+from whence.report.panels import name_axes, panels
+from whence.report.style import GRID, LAG, PURPLE, number, plain, title
 
 
 def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:
@@ -32,5 +32,5 @@ def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_major_formatter(FuncFormatter(number))
         plain(axes, grid=False)
-    figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
+    name_axes(figure, LAG, "logits")
     return figure

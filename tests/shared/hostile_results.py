@@ -1,0 +1,36 @@
+"""Small results in which every kind of part is there, to be made hostile or damaged."""
+
+import dataclasses
+
+import numpy as np
+
+from inspections import inspection, series, without_table
+from lm_jobs import job, results
+from whence.analysis.comparison import Comparison
+from whence.analysis.criteria import CriteriaReport, Criterion, MethodCriteria
+from whence.analysis.lm_results import SCRATCH, SLIDING, Language, LengthLoss, Trace
+from whence.analysis.results import Inspection, Toeplitzness
+
+
+def inspected() -> tuple[list[Inspection], Comparison, CriteriaReport]:
+    """Two models, a series with scores, and a table of criteria."""
+    cell = Criterion("inductive", 1.0, "4", True, False, "because")
+    row = MethodCriteria("tisa", (cell,), 1.0)
+    criteria = CriteriaReport((row,), {"inductive": "a rule"}, {}, {})
+    small = inspection(n_heads=2, n=16, layers=(0, 1))
+    return [small, without_table(relative=True)], series(), criteria
+
+
+def trained() -> Language:
+    """Two methods, one with a learned table, one that ended early."""
+    gram = np.eye(16, dtype=np.float32)
+    place = np.arange(16, dtype=np.float32)
+    losses = tuple(
+        LengthLoss(n, how, 2.0, 0.5, 10, place, place, "a reason")
+        for n in (16, 32)
+        for how in (SCRATCH, SLIDING)
+    )
+    traces = tuple(Trace(step, Toeplitzness(0, 16, 0.5, 0.4, 0.3, 0.2)) for step in (0, 1))
+    full = job("a", 0, {}, toeplitz=traces, gram_before=gram, gram_after=gram)
+    full = dataclasses.replace(full, losses=losses)
+    return results(full, job("b", 0, {16: 1.0, 32: None}, stopped="a reason"))
