@@ -1,0 +1,140 @@
+"""One job: a task in one form with S kernels and one seed, fine-tuned and scored."""
+
+import copy
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from whence.analysis.glue_results import GlueJob
+from whence.analysis.json_result import Array
+from whence.analysis.lag_curves import curves_of
+from whence.analysis.lm_results import LagView
+from whence.experiments.glue.config import GlueConfig
+from whence.experiments.glue.encoded import EncodedTask, Padded
+from whence.experiments.glue.model import new_model
+from whence.experiments.glue.scoring import score, scored
+from whence.experiments.glue.tasks import task_named
+from whence.experiments.glue.training import fine_tune
+from whence.hf.attaching import Attached
+
+REACH = 32  # lags to each side of the curves that are kept
+
+Say = Callable[[str, float], None]
+
+
+class Run(NamedTuple):
+    """Which job."""
+
+    task: str
+    form: str
+    kernels: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.task}.form-{self.form}.kernels-{self.kernels}.seed-{self.seed}"
+
+
+def runs(config: GlueConfig, sizes: dict[str, int]) -> list[Run]:
+    """All jobs. A seed of all comes before the next, so that a run that is ended early has rows.
+
+    Within a seed tasks of many steps come first: jobs that run side by side then end together.
+    """
+    tasks = sorted(config.tasks, key=lambda task: -sizes[task] * config.n_epochs(task))
+    return [
+        Run(task, form, kernels, seed)
+        for seed in range(max(map(config.n_seeds, tasks)))
+        for task in tasks
+        if seed < config.n_seeds(task)
+        for form in config.forms
+        for kernels in config.kernels
+    ]
+
+
+def run_glue_job(
+    config: GlueConfig,
+    run: Run,
+    data: EncodedTask,
+    folder: Path,
+    *,
+    pad: int,
+    device: torch.device,
+    fingerprint: str,
+    say: Say = lambda what, share: None,
+    deadline: float | None = None,
+) -> GlueJob:
+    """The result of a job, whose checkpoints are kept in `folder` if there are any."""
+    start = time.perf_counter()
+    task = task_named(run.task)
+    model, handle = new_model(config, task, form=run.form, kernels=run.kernels, seed=run.seed)
+    before = _stated(handle, config)
+    collate = Padded(pad, regression=not task.labels)
+    tuned = fine_tune(
+        config,
+        run.task,
+        model,
+        handle,
+        data.train,
+        collate,
+        folder,
+        seed=run.seed,
+        device=device,
+        say=lambda what, share: say(what, 0.95 * share),
+        deadline=deadline,
+    )
+    say("scoring", 0.95)
+    scores = () if tuned.stopped else scored(task, model, data.dev, collate, bf16=config.bf16)
+    logged = [entry for entry in tuned.log if "loss" in entry]
+    found = GlueJob(
+        task=run.task,
+        form=run.form,
+        kernels=run.kernels,
+        seed=run.seed,
+        fingerprint=fingerprint,
+        stopped=tuned.stopped,
+        score=score(scores) if scores else None,
+        scores=scores,
+        steps=np.asarray([entry["step"] for entry in logged], np.float32),
+        train_loss=np.asarray([entry["loss"] for entry in logged], np.float32),
+        seconds=time.perf_counter() - start,
+        parameters=sum(p.numel() for p in model.parameters()),
+        positional=handle.n_parameters() if handle is not None else 0,
+        curves=_views(before, _stated(handle, config)),
+    )
+    del model, handle, tuned
+    gc.collect()  # models and their hooks are in cycles: the next job wants the memory
+    return found
+
+
+def _stated(handle: Attached | None, config: GlueConfig) -> list[tuple[Array, Array]]:
+    """The lags and curves [h, lag] of each layer, one alone where all share their kernels."""
+    if handle is None or handle.n_parameters() == 0:
+        return []
+    methods: list[Any] = list(dict.fromkeys(m for m in handle.methods if m is not None))
+    shape: Any = handle.model.config
+    found = []
+    for method in methods:
+        curves = curves_of(
+            copy.deepcopy(method).cpu(),
+            name=config.position,
+            n_heads=shape.num_attention_heads,
+            d_head=shape.hidden_size // shape.num_attention_heads,
+            reach=REACH,
+        )
+        found.append((curves.lag.float().numpy(), curves.mean.numpy()))
+    return found
+
+
+def _views(
+    before: list[tuple[Array, Array]], after: list[tuple[Array, Array]]
+) -> tuple[LagView, ...]:
+    return tuple(
+        LagView(layer, "the term added to the logit", lag, first, last)
+        for layer, ((lag, first), (_, last)) in enumerate(zip(before, after, strict=True))
+    )

@@ -1,0 +1,77 @@
+"""The model of a job as it begins: pretrained, with a new head, and the method in its form."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whence.analysis.checkpoint import open_checkpoint
+from whence.analysis.profile import quiet
+from whence.checks import require
+from whence.experiments.glue.config import GlueConfig
+from whence.experiments.glue.tasks import Task
+from whence.families import ATTACHABLE
+from whence.hf.attaching import Attached, attach
+
+
+def new_model(
+    config: GlueConfig, task: Task, *, form: str, kernels: int, seed: int
+) -> tuple[Any, Attached | None]:
+    """A classifier and its method, if it has one: the same head for the same seed."""
+    from transformers import AutoModelForSequenceClassification, set_seed
+
+    kind = "regression" if not task.labels else "single_label_classification"
+    set_seed(seed)
+    try:
+        with quiet():
+            model = AutoModelForSequenceClassification.from_pretrained(
+                str(model_folder(config.model)),
+                num_labels=task.n_outputs,
+                problem_type=kind,
+                dtype=torch.float32,
+                use_safetensors=True,
+                attn_implementation="sdpa",
+            )
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{config.model} cannot be loaded by transformers: {reason}") from error
+    keeps = config.keeps_positions(form)
+    if kernels:
+        return model, attach(
+            model,
+            config.method(kernels),
+            keep_positions=keeps,
+            share=config.share,
+            backend=config.backend,
+        )
+    return model, None if keeps else attach(model, "nope", keep_positions=False)
+
+
+def model_folder(name: str) -> Path:
+    """Where the model lies; one without a position table that could be left out is refused."""
+    checkpoint = open_checkpoint(name)
+    kind = str(checkpoint.config.get("model_type"))
+    known = sorted(set(ATTACHABLE) - {"vit"})
+    require(
+        kind in known,
+        f"{name} is of the type {kind!r}, and GLUE needs a model of text with position embeddings: "
+        f"{', '.join(known)}.",
+    )
+    return checkpoint.folder
+
+
+def tokenizer_for(name: str) -> Any:
+    """The tokenizer of a model."""
+    from transformers import AutoConfig
+
+    from whence.analysis.tokenized_text import tokenizer_of
+
+    folder = str(model_folder(name))
+    with quiet():
+        found = tokenizer_of(folder, int(AutoConfig.from_pretrained(folder).vocab_size))
+    require(
+        found is not None and found.pad_token_id is not None,
+        f"{name} has no tokenizer with a padding token, so it cannot read sentences. Add its "
+        "tokenizer's files to the folder.",
+    )
+    return found
