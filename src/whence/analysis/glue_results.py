@@ -36,6 +36,7 @@ class GlueJob(Result):
     kernels: int
     seed: int
     fingerprint: str  # of the experiment that it belongs to
+    data_sha256: str  # of the rows of the task
     stopped: str  # "" or why training ended early
     score: float | None
     scores: tuple[SplitScores, ...]

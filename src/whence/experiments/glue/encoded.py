@@ -56,6 +56,7 @@ class Padded:
         self.pad, self.dtype = pad, torch.float32 if regression else torch.int64
 
     def __call__(self, rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The batch as a model takes it."""
         longest = max(len(row["input_ids"]) for row in rows)
         width = -(-longest // MULTIPLE) * MULTIPLE
         ids = torch.full((len(rows), width), self.pad)

@@ -1,9 +1,7 @@
 """One job: a task in one form with S kernels and one seed, fine-tuned and scored."""
 
 import copy
-import gc
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +18,12 @@ from whence.experiments.glue.model import new_model
 from whence.experiments.glue.scoring import score, scored
 from whence.experiments.glue.tasks import task_named
 from whence.experiments.glue.training import fine_tune
-from whence.hf.attaching import Attached
+from whence.experiments.processes import processes
+from whence.experiments.progress import Say
+from whence.hf.attaching import attached
 
 REACH = 32  # lags to each side of the curves that are kept
-
-Say = Callable[[str, float], None]
+TRAINING = 0.95  # share of a job's time, about; the rest is scoring
 
 
 class Run(NamedTuple):
@@ -66,54 +65,57 @@ def run_glue_job(
     pad: int,
     device: torch.device,
     fingerprint: str,
-    say: Say = lambda what, share: None,
-    deadline: float | None = None,
-) -> GlueJob:
-    """The result of a job, whose checkpoints are kept in `folder` if there are any."""
+    data_sha256: str,
+    say: Say,
+    deadline: float | None,
+    side_by_side: int,
+) -> GlueJob | None:
+    """The result of a job; of several processes the first one has it, the others None."""
     start = time.perf_counter()
     task = task_named(run.task)
-    model, handle = new_model(config, task, form=run.form, kernels=run.kernels, seed=run.seed)
-    before = _stated(handle, config)
+    model = new_model(config, task, form=run.form, kernels=run.kernels, seed=run.seed)
+    before = _stated(model, config)
     collate = Padded(pad, regression=not task.labels)
-    tuned = fine_tune(
+    trained = fine_tune(
         config,
         run.task,
         model,
-        handle,
         data.train,
         collate,
         folder,
         seed=run.seed,
         device=device,
-        say=lambda what, share: say(what, 0.95 * share),
+        title=run.name,
+        say=lambda what, share: say(what, TRAINING * share),
         deadline=deadline,
+        side_by_side=side_by_side,
     )
-    say("scoring", 0.95)
-    scores = () if tuned.stopped else scored(task, model, data.dev, collate, bf16=config.bf16)
-    logged = [entry for entry in tuned.log if "loss" in entry]
-    found = GlueJob(
-        task=run.task,
-        form=run.form,
-        kernels=run.kernels,
-        seed=run.seed,
+    if processes()[0] > 0:
+        return None
+    model = trained.model
+    say("scoring", TRAINING)
+    scores = () if trained.stopped else scored(task, model, data.dev, collate, bf16=config.bf16)
+    logged = [entry for entry in trained.log if "loss" in entry]
+    handle = attached(model)
+    return GlueJob(
+        **run._asdict(),
         fingerprint=fingerprint,
-        stopped=tuned.stopped,
+        data_sha256=data_sha256,
+        stopped=trained.stopped,
         score=score(scores) if scores else None,
         scores=scores,
         steps=np.asarray([entry["step"] for entry in logged], np.float32),
         train_loss=np.asarray([entry["loss"] for entry in logged], np.float32),
         seconds=time.perf_counter() - start,
         parameters=sum(p.numel() for p in model.parameters()),
-        positional=handle.n_parameters() if handle is not None else 0,
-        curves=_views(before, _stated(handle, config)),
+        positional=0 if handle is None else handle.n_parameters(),
+        curves=_views(before, _stated(model, config)),
     )
-    del model, handle, tuned
-    gc.collect()  # models and their hooks are in cycles: the next job wants the memory
-    return found
 
 
-def _stated(handle: Attached | None, config: GlueConfig) -> list[tuple[Array, Array]]:
+def _stated(model: Any, config: GlueConfig) -> list[tuple[Array, Array]]:
     """The lags and curves [h, lag] of each layer, one alone where all share their kernels."""
+    handle = attached(model)
     if handle is None or handle.n_parameters() == 0:
         return []
     methods: list[Any] = list(dict.fromkeys(m for m in handle.methods if m is not None))

@@ -11,13 +11,13 @@ from whence.checks import require
 from whence.experiments.glue.config import GlueConfig
 from whence.experiments.glue.tasks import Task
 from whence.families import ATTACHABLE
-from whence.hf.attaching import Attached, attach
+from whence.hf.attaching import attach
 
 
 def new_model(
     config: GlueConfig, task: Task, *, form: str, kernels: int, seed: int
-) -> tuple[Any, Attached | None]:
-    """A classifier and its method, if it has one: the same head for the same seed."""
+) -> Any:
+    """A classifier with its method attached, if it has one; the same head for the same seed."""
     from transformers import AutoModelForSequenceClassification, set_seed
 
     kind = "regression" if not task.labels else "single_label_classification"
@@ -37,14 +37,16 @@ def new_model(
         raise ValueError(f"{config.model} cannot be loaded by transformers: {reason}") from error
     keeps = config.keeps_positions(form)
     if kernels:
-        return model, attach(
+        attach(
             model,
             config.method(kernels),
             keep_positions=keeps,
             share=config.share,
             backend=config.backend,
         )
-    return model, None if keeps else attach(model, "nope", keep_positions=False)
+    elif not keeps:
+        attach(model, "nope", keep_positions=False)
+    return model
 
 
 def model_folder(name: str) -> Path:

@@ -1,49 +1,39 @@
-"""Fine-tuning with `transformers.Trainer`, without the waits for a GPU that short jobs feel."""
+"""Fine-tuning of one model on the rows of a task, without the waits that short jobs feel."""
 
 import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
-from whence.analysis.profile import quiet
+from whence.experiments.folder import CHECKPOINTS
 from whence.experiments.glue.config import GlueConfig
 from whence.experiments.glue.encoded import Encoded, Padded
+from whence.experiments.processes import processes
+from whence.experiments.progress import Say
 from whence.experiments.trainer import PositionTrainer
-from whence.experiments.training import OutOfTimeError, processes
-from whence.hf.attaching import Attached
+from whence.experiments.training import Trained, fit
+from whence.hf.attaching import attached
 
 LOGS = 10  # looks at the loss in a job: each makes the host wait for the GPU
-
-Say = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, eq=False)
-class FineTuned:
-    """How a job went: its training curve, and why it ended early if it did."""
-
-    log: list[dict[str, Any]]
-    stopped: str
 
 
 class FineTuner(PositionTrainer):
     """A method's own parameters have a learning rate of their own, with the same schedule."""
 
-    def __init__(self, *args: Any, method: Attached | None, position_rate: float, **options: Any):
-        self.method, self.position_rate = method, position_rate
-        super().__init__(*args, **options)
+    def __init__(self, model: Any, arguments: Any, *, position_rate: float, **options: Any) -> None:
+        self.position_rate = position_rate
+        super().__init__(model, arguments, **options)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The library's, with the method's parameters moved to a group of their own."""
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if not fresh or self.method is None:
+        if not fresh or attached(self.model) is None:
             return optimizer
-        own = [p for p in self.method.model.base_model.whence.parameters() if p.requires_grad]
+        own = [p for p in self.model.base_model.whence.parameters() if p.requires_grad]
         ids = {id(parameter) for parameter in own}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in ids]
@@ -58,59 +48,34 @@ class FineTuner(PositionTrainer):
         return 0
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]
-    """Reports progress, ends training on a loss that is not finite, or when the time is up."""
-
-    def __init__(self, say: Say, deadline: float | None) -> None:
-        self.say, self.deadline = say, deadline
-        self.bad, self.out_of_time = "", False
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After each step."""
-        self.say("training", state.global_step / state.max_steps)
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            self.out_of_time = control.should_training_stop = True
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at the mean loss since the log before."""
-        entry = state.log_history[-1]
-        if not math.isfinite(entry.get("loss", 0.0)):
-            self.bad = f"loss is {entry['loss']} by step {entry['step']}"
-            control.should_training_stop = True
-
-
 def fine_tune(
     config: GlueConfig,
     task: str,
     model: Any,
-    method: Attached | None,
     rows: Encoded,
     collate: Padded,
     folder: Path,
     *,
     seed: int,
     device: torch.device,
+    title: str,
     say: Say,
     deadline: float | None,
-) -> FineTuned:
-    """Train `model` in place on the rows of a task, in an order that the seed gives."""
-    world = processes()[1]
-    watch = Watch(say, deadline)
-    trainer = FineTuner(
-        model,
-        _arguments(config, task, len(rows), folder, seed=seed, device=device, world=world),
-        train_dataset=rows,
-        data_collator=collate,
-        callbacks=[watch],
-        method=method,
-        position_rate=config.position_rate,
+    side_by_side: int,
+) -> Trained:
+    """Train `model` on the rows of a task, in an order that the seed gives."""
+    return fit(
+        lambda: model,
+        _arguments(config, task, len(rows), folder, seed=seed, device=device),
+        rows,
+        folder,
+        collate=collate,
+        title=title,
+        say=say,
+        deadline=deadline,
+        side_by_side=side_by_side,
+        trainer=partial(FineTuner, position_rate=config.position_rate),
     )
-    trainer.remove_callback(PrinterCallback)
-    with quiet():
-        trainer.train()
-    if watch.out_of_time and not watch.bad:
-        raise OutOfTimeError(f"step {trainer.state.global_step} of {trainer.state.max_steps}")
-    return FineTuned(list(trainer.state.log_history), watch.bad)
 
 
 def n_steps(config: GlueConfig, task: str, n_rows: int) -> int:
@@ -120,19 +85,16 @@ def n_steps(config: GlueConfig, task: str, n_rows: int) -> int:
 
 
 def _arguments(
-    config: GlueConfig,
-    task: str,
-    n_rows: int,
-    folder: Path,
-    *,
-    seed: int,
-    device: torch.device,
-    world: int,
+    config: GlueConfig, task: str, n_rows: int, folder: Path, *, seed: int, device: torch.device
 ) -> TrainingArguments:
-    gpu = device.type == "cuda"
+    gpu, world = device.type == "cuda", processes()[1]
     steps = n_steps(config, task, n_rows)
+    every = max(steps // LOGS, 1)
+    # A checkpoint comes at a log, so that a loss is looked at before it. Without any, the last step
+    # of all stays ahead.
+    save = every * max(round(config.save_every / every), 1) if config.save_every else steps + 1
     return TrainingArguments(
-        str(folder / "checkpoints"),
+        str(folder / CHECKPOINTS),
         max_steps=steps,
         per_device_train_batch_size=config.n_batch(task) // world,
         learning_rate=config.learning_rate,
@@ -146,12 +108,13 @@ def _arguments(
         data_seed=seed,
         remove_unused_columns=False,
         dataloader_pin_memory=gpu,
-        accelerator_config={"non_blocking": gpu},  # the host need not wait for a batch
+        accelerator_config={"non_blocking": gpu},  # the host need not wait for a batch to arrive
         use_cpu=not gpu,
         ddp_backend="gloo" if world > 1 and not gpu else None,
-        logging_steps=max(steps // LOGS, 1),
-        logging_nan_inf_filter=False,  # it looks at every loss; Watch looks at those of the log
-        save_strategy="no",
+        logging_steps=every,
+        logging_nan_inf_filter=False,  # it waits for every loss; those of the log are looked at
+        save_steps=save,
+        save_total_limit=2,
         disable_tqdm=True,
         report_to="none",
     )
