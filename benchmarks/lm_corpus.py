@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from whence.experiments import save_corpus
-from whence.experiments.tokens import encoded, read_texts, tokenizer_for
+from whence.experiments.lm.tokens import encoded, read_texts, tokenizer_for
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -26,18 +26,19 @@ import torch
 
 from lm_plan import Plan, PlannedJob, import_plugins, read_plan
 from lm_state import pack, unpack
-from lm_workers import lm_work, share_out
+from lm_workers import lm_work
 from whence.analysis.lm_results import Job, Language, ranked
 from whence.analysis.tokenized_text import python_help_text
 from whence.bench.machine import machine
 from whence.checks import require
 from whence.experiments import LMConfig, save_corpus
 from whence.experiments.config import fingerprint
-from whence.experiments.folder import prepared
-from whence.experiments.job import RESULT
-from whence.experiments.results import RESULTS, Run, gathered, later_runs, n_runs, run_folder
-from whence.experiments.source import Source
-from whence.experiments.tokens import encoded, read_texts, tokenizer_for
+from whence.experiments.folder import RESULT
+from whence.experiments.job_queue import share_out
+from whence.experiments.lm.data import prepared
+from whence.experiments.lm.results import RESULTS, Run, gathered, later_runs, n_runs, run_folder
+from whence.experiments.lm.source import Source
+from whence.experiments.lm.tokens import encoded, read_texts, tokenizer_for
 
 UNFINISHED = 3
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from whence.checks import require, unknown
 from whence.experiments import LMConfig
-from whence.experiments.config import config_of
+from whence.experiments.lm.config import config_of
 
 PARTS = ("plugins", "all", "experiment")
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from whence.analysis.lm_results import Job, LagView, Language
-from whence.experiments.results import RESULTS
+from whence.experiments.lm.results import RESULTS
 from whence.report.figure_files import save_png
 from whence.report.lm_methods import draw_learned_curves, draw_lengths, draw_tables
 

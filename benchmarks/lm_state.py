@@ -6,12 +6,12 @@ import tarfile
 from pathlib import Path
 
 from lm_plan import Plan
-from lm_workers import FAILURE
 from whence.analysis.lm_results import Job
 from whence.experiments import LMConfig
-from whence.experiments.folder import EXPERIMENT, TOKENIZER
-from whence.experiments.job import RESULT
-from whence.experiments.results import RESULTS
+from whence.experiments.folder import EXPERIMENT, RESULT
+from whence.experiments.job_queue import FAILURE
+from whence.experiments.lm.data import TOKENIZER
+from whence.experiments.lm.results import RESULTS
 from whence.files import replace_file
 
 KEPT = (EXPERIMENT, TOKENIZER, RESULTS, f"jobs/*/{RESULT}", f"jobs/*/{FAILURE}")

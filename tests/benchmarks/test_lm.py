@@ -13,14 +13,22 @@ import lm_corpus
 import lm_gpu
 import lm_results
 import lm_state
-import lm_workers
 from lm_plan import read_plan
 from lm_settings import text_file
 from lm_work import work
-from lm_workers import share_out
 from processes import CONTEXT
 from whence.analysis.lm_results import Job, LagView, Language
+from whence.experiments import job_queue
+from whence.experiments.job_queue import share_out
 from whence.methods import METHODS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fast_start() -> Iterator[None]:
+    """Workers come from a process that has imported everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_queue.multiprocessing, "get_context", lambda how: CONTEXT)
+        yield
 
 
 def shared(
@@ -124,6 +132,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PLUGIN = """
+from whence.experiments import job_queue
+from whence.experiments.job_queue import share_out
 from whence.methods import METHODS
 
 METHODS["plugged"] = METHODS["nope"]
@@ -173,7 +183,6 @@ def state(folder: Path) -> Iterator[Path]:
 
     both = '["nope", "learned"]'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_workers.multiprocessing, "get_context", lambda how: CONTEXT)
         patch.setattr(sys, "path", list(sys.path))
         try:
             assert run('["nope"]', "first", "--only", "methods") == 0

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import lm_plan
 from shaking import shake
-from whence.experiments.training import new_model
+from whence.experiments.lm.training import new_model
 from whence.methods import METHODS, build
 
 PLAN = lm_plan.read_plan(Path(lm_plan.__file__).with_suffix(".toml"))

@@ -18,7 +18,7 @@ from whence.analysis.lm_results import Language
 from whence.cli import demo as demo_command
 from whence.cli.root import app
 from whence.experiments import run_lm
-from whence.experiments.tokens import StoredTokenizer
+from whence.experiments.lm.tokens import StoredTokenizer
 from whence.models import WhenceForCausalLM
 
 

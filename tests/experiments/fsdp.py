@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 
 from whence.cli.root import app
-from whence.experiments import training
+from whence.experiments.lm import training
 from whence.experiments.monitor import TrainingMonitor
 
 begin, step_end, train_begin = (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+import whence.experiments.lm.training
 import whence.experiments.monitor
-import whence.experiments.training
 import whence.models
 from lm_settings import tiny
 from whence.experiments import LMConfig, run_lm

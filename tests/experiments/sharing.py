@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+import whence.experiments.lm.training
 import whence.experiments.monitor
-import whence.experiments.training
 import whence.models  # noqa: F401
 from lm_settings import tiny
-from whence.experiments import job, run_lm, run_one, tokens
+from whence.experiments import run_lm, run_one
+from whence.experiments.lm import sweep, tokens
 
 
 def child(work: Callable[[], object]) -> int:
@@ -47,7 +48,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     config = tiny(folder / "text.txt", ("tisa", "rope"))
     assert os.waitpid(child(lambda: run_lm(config, folder / "alone")), 0)[1] == 0
-    told(job, "train", lambda config, method, *rest: str(method))
+    told(sweep, "train", lambda config, method, *rest: str(method))
     told(tokens, "_trained", lambda *rest: "tokenizer")
 
     def both(order: tuple[str, ...]) -> None:

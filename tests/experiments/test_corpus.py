@@ -17,9 +17,9 @@ from lm_settings import assert_same_numbers, flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli.root import app
 from whence.experiments import load_corpus, run_lm, save_corpus
-from whence.experiments.folder import prepared
-from whence.experiments.text import Text
-from whence.experiments.tokens import Corpus
+from whence.experiments.lm.data import prepared
+from whence.experiments.lm.text import Text
+from whence.experiments.lm.tokens import Corpus
 
 
 @pytest.fixture(scope="module")

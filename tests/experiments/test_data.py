@@ -16,9 +16,9 @@ from lm_settings import flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli.root import app
 from whence.experiments import LMConfig, run_lm
-from whence.experiments.folder import prepared
-from whence.experiments.tokens import read_texts
-from whence.experiments.training import OutOfTimeError
+from whence.experiments.lm.data import prepared
+from whence.experiments.lm.tokens import read_texts
+from whence.experiments.progress import OutOfTimeError
 from whence.models import WhenceForCausalLM
 
 datasets = pytest.importorskip("datasets", reason="needs datasets: pip install 'whence[hf]'")

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from lm_settings import text_file, tiny
-from whence.experiments.folder import prepared
+from whence.experiments.lm.data import prepared
+from whence.experiments.lm.training import new_model, train
 from whence.experiments.trainer import PositionTrainer
-from whence.experiments.training import new_model, train
 from whence.method import PositionMethod
 
 METHOD = "tisa+t5+shaw"

@@ -10,7 +10,7 @@ from lm_settings import flags, text_file, tiny
 from processes import free_port, run_two
 from whence.analysis.lm_results import Language
 from whence.experiments import run_lm
-from whence.experiments.training import check_fsdp
+from whence.experiments.lm.training import check_fsdp
 
 SCRIPT = Path(__file__).resolve().with_name("fsdp.py")
 
@@ -57,10 +57,10 @@ def test_fsdp_is_refused_where_it_would_not_be_used(monkeypatch: pytest.MonkeyPa
 def test_a_checkpoint_is_gone_on_from_as_it_was_written(
     sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whence.experiments.training.check_fsdp", lambda device: None)
+    monkeypatch.setattr("whence.experiments.lm.training.check_fsdp", lambda device: None)
     checkpoint = tmp_path / "out" / "jobs" / "tisa.seed-0" / "checkpoints" / "checkpoint-4"
     config = tiny(text_file(tmp_path), fsdp=not sharded)
-    from whence.experiments.folder import prepared
+    from whence.experiments.lm.data import prepared
 
     prepared(config, tmp_path / "out")
     checkpoint.mkdir(parents=True)

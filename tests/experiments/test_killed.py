@@ -13,7 +13,7 @@ from processes import free_port, run, run_two
 from whence.analysis.lm_results import Job, Language
 from whence.experiments import run_lm
 from whence.experiments.checkpoints import mark_whole
-from whence.experiments.training import OutOfTimeError
+from whence.experiments.progress import OutOfTimeError
 
 SCRIPT = Path(__file__).resolve().with_name("killed.py")
 
@@ -99,7 +99,7 @@ def test_a_finished_job_is_not_run_again_and_more_jobs_join_it(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("whence.experiments.job.train", never)
+    monkeypatch.setattr("whence.experiments.lm.sweep.train", never)
     same(run_lm(config, tmp_path / "out"), first)
 
 

@@ -14,14 +14,15 @@ import torch.nn.functional as F
 
 from lm_settings import text_file, tiny
 from whence.analysis.lm_results import SCRATCH, SLIDING
-from whence.experiments import LMConfig, evaluation, lag_views, run_lm
-from whence.experiments.config import read_config
-from whence.experiments.folder import prepared
-from whence.experiments.monitor import learned_table, toeplitz_of
-from whence.experiments.source import IGNORED, Examples
-from whence.experiments.tasks import ASK, FILLER, TASKS, Task
-from whence.experiments.tokens import StoredTokenizer, read_texts
-from whence.experiments.training import new_model
+from whence.experiments import LMConfig, run_lm
+from whence.experiments.lm import evaluation, lag_views
+from whence.experiments.lm.config import read_config
+from whence.experiments.lm.data import prepared
+from whence.experiments.lm.learned_table import learned_table, toeplitz_of
+from whence.experiments.lm.source import IGNORED, Examples
+from whence.experiments.lm.tasks import ASK, FILLER, TASKS, Task
+from whence.experiments.lm.tokens import StoredTokenizer, read_texts
+from whence.experiments.lm.training import new_model
 
 
 def quiet(what: str, share: float) -> None:
@@ -369,7 +370,7 @@ def test_what_would_fail_in_a_job_is_refused_before_the_folder_is_claimed(
         with pytest.raises(ValueError, match=message):
             run_lm(one, out)
     with monkeypatch.context() as patch:
-        patch.setattr("whence.experiments.training.processes", lambda: (0, 3))
+        patch.setattr("whence.experiments.lm.training.processes", lambda: (0, 3))
         with pytest.raises(ValueError, match="processes times accumulate, got 4 for 3"):
             run_lm(config, out)
     assert not out.exists()

@@ -12,8 +12,8 @@ from lm_settings import assert_same_numbers, same, text_file, tiny
 from processes import run
 from whence.analysis.lm_results import Language, ranked
 from whence.experiments import run_lm, run_one
-from whence.experiments.folder import job_folder
-from whence.experiments.training import OutOfTimeError
+from whence.experiments.lm.results import Run, run_folder
+from whence.experiments.progress import OutOfTimeError
 from whence.report.lm_page import make_lm_page
 from whence.report.lm_table import formatted
 
@@ -37,7 +37,7 @@ def test_a_job_that_another_process_is_at_is_waited_for_until_the_time_is_spent(
     tmp_path: Path,
 ) -> None:
     config, out = tiny(text_file(tmp_path)), tmp_path / "out"
-    folder = job_folder(out, "tisa", 0)
+    folder = run_folder(config, out, Run("tisa", 0, 1e-3))
     folder.mkdir(parents=True)
     (out / "jobs").rename(tmp_path / "jobs")
     run_one(config, "rope", 0, out)

@@ -16,12 +16,13 @@ from lm_settings import assert_same_numbers, flags, same, text_file, tiny
 from whence.analysis.lm_results import Job, Language, Tuning
 from whence.cli.root import app
 from whence.experiments import LMConfig, best_rate, run_lm, run_one
-from whence.experiments.config import read_config
-from whence.experiments.evaluation import tuning_loss
-from whence.experiments.folder import prepared
-from whence.experiments.source import IGNORED
-from whence.experiments.tasks import Task
-from whence.experiments.training import OutOfTimeError, new_model
+from whence.experiments.lm.config import read_config
+from whence.experiments.lm.data import prepared
+from whence.experiments.lm.evaluation import tuning_loss
+from whence.experiments.lm.source import IGNORED
+from whence.experiments.lm.tasks import Task
+from whence.experiments.lm.training import new_model
+from whence.experiments.progress import OutOfTimeError
 from whence.report.lm_table import formatted
 
 BAD, GOOD = 1e-7, 1e-2
@@ -194,7 +195,7 @@ def test_a_run_that_ended_between_rates_and_seeds_goes_on_with_the_numbers_of_a_
 ) -> None:
     config, _, undisturbed = whole
     config, out = replace(config, data=str(text_file(tmp_path))), tmp_path / "out"
-    import whence.experiments.job as jobs
+    import whence.experiments.lm.sweep as jobs
 
     train, begun = jobs.train, []
 

@@ -6,7 +6,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from lm_workers import AT, DONE, FAILED, LATE
+from whence.experiments.job_queue import AT, DONE, FAILED, LATE
 
 
 def work(pipe: Connection, place: int, given: str) -> None:

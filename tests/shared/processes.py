@@ -27,8 +27,9 @@ if FORKS:
             "transformers.models.bert.modeling_bert",
             "transformers.trainer",
             "whence.cli.root",
-            "whence.experiments.job",
+            "whence.experiments.lm",
             "whence.experiments.monitor",
+            "whence.experiments.workers",
             "whence.hf",
             "whence.models",
         ]

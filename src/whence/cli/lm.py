@@ -177,9 +177,10 @@ def compared(
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
     from whence.bench.machine import machine
-    from whence.experiments.config import read_config
-    from whence.experiments.sweep import run_lm
-    from whence.experiments.training import OutOfTimeError, device_of, processes
+    from whence.experiments.lm.config import read_config
+    from whence.experiments.lm.sweep import run_lm
+    from whence.experiments.processes import named_device, processes
+    from whence.experiments.progress import OutOfTimeError
     from whence.report.folder import check_folder
 
     read = read_config(config, flags)
@@ -190,7 +191,7 @@ def compared(
             found = run_lm(
                 read,
                 out,
-                machine=machine(device_of(read).type),
+                machine=machine(named_device(read.device).type),
                 say=say,
                 deadline=deadline,
                 ray=ray,

@@ -1,177 +1,18 @@
-"""The frozen configuration of a language-modelling comparison, from TOML and flags."""
+"""The frozen configuration of an experiment, read from TOML and flags, and its fingerprint."""
 
 import hashlib
 import json
-import math
 import tomllib
 import types
 import typing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whence.analysis.json_result import Result
-from whence.checks import at_least, one_of, require, unknown
+from whence.checks import require, unknown
 
-OBJECTIVES = ("causal", "masked")
-TASKS = ("text", "copy", "reverse", "recall", "back")
-DEVICES = ("auto", "cpu", "cuda")
-CORPUS = ".safetensors"  # how the name of a tokenized corpus ends
-VOCABULARY = 1024  # of the tokenizer that is trained on a text, unless another size is given
-# What may differ between two runs into one folder: which jobs, where they run, and the names of
-# files, whose content is compared instead.
-FREE = (
-    "methods",
-    "seeds",
-    "data",
-    "valid",
-    "text_column",
-    "tokenizer",
-    "device",
-    "fsdp",
-    "keep_models",
-)
-
-
-@dataclass(frozen=True, eq=False)
-class LMConfig(Result):
-    """One comparison: every method with every seed, else the same in all.
-
-    `batch` is sequences a step over all processes, cut into `accumulate` passes. A learned table
-    has `train_length` positions. `distance` is the k of the task "back".
-
-    With several learning rates, every method tries each of them with seed 0. The rate with the
-    smallest loss on the last `tuning_tokens` of the validation text, which are not reported, is the
-    method's, and its other seeds run at that rate alone.
-    """
-
-    methods: tuple[str, ...]
-    data: str | None = None  # a text, a folder, hub:NAME or a tokenized corpus; for the task "text"
-    valid: str | None = None  # another; else the data set's own, or the last tenth of `data`
-    text_column: str = "text"  # of a data set
-    tokenizer: str | None = None  # of an earlier run on the same data; trained unless given
-    task: str = "text"
-    distance: int = 8
-    objective: str = "causal"
-    seeds: int = 1
-    train_length: int = 128
-    eval_lengths: tuple[int, ...] = (128, 256, 512)
-    eval_tokens: int = 16_384  # scored at each length, about
-    vocab_size: int | None = None  # 1024 for a text; a tokenized corpus has its own
-    n_layers: int = 4
-    n_heads: int = 4
-    d_model: int = 128
-    dropout: float = 0.0  # of the embedding and of what is added to the residual
-    steps: int = 200
-    batch: int = 16
-    accumulate: int = 1
-    learning_rates: tuple[float, ...] = (1e-3,)
-    tuning_tokens: int = 16_384  # by which one of several rates is chosen; whole blocks of them
-    warmup: int = 20
-    weight_decay: float = 0.1
-    log_every: int = 10
-    save_every: int = 50
-    bf16: bool = False
-    compile: bool = False
-    device: str = "auto"
-    fsdp: bool = False  # parameters, gradients and optimizer cut up over the processes
-    keep_models: bool = False
-
-    def __post_init__(self) -> None:
-        one_of("task", self.task, TASKS)
-        one_of("objective", self.objective, OBJECTIVES)
-        one_of("device", self.device, DEVICES)
-        require(len(self.methods) > 0, "a comparison needs one method or more, got none.")
-        twice = sorted({name for name in self.methods if self.methods.count(name) > 1})
-        require(not twice, f"name each method once, got {', '.join(twice)} several times.")
-        at_least(
-            1,
-            seeds=self.seeds,
-            distance=self.distance,
-            eval_tokens=self.eval_tokens,
-            n_layers=self.n_layers,
-            n_heads=self.n_heads,
-            d_model=self.d_model,
-            steps=self.steps,
-            batch=self.batch,
-            accumulate=self.accumulate,
-            log_every=self.log_every,
-            save_every=self.save_every,
-        )
-        at_least(0, warmup=self.warmup)
-        at_least(4, train_length=self.train_length, **{"eval_lengths": min(self.eval_lengths)})
-        require(
-            self.train_length in self.eval_lengths,
-            f"eval_lengths must hold train_length = {self.train_length}, by which methods are "
-            f"ranked, got {', '.join(map(str, self.eval_lengths))}.",
-        )
-        require(
-            self.save_every % self.log_every == 0,
-            "save_every must be a multiple of log_every, so that a loss is looked at before each "
-            f"checkpoint, got {self.save_every} and {self.log_every}.",
-        )
-        require(
-            self.batch % self.accumulate == 0,
-            f"batch must be a multiple of accumulate, got {self.batch} and {self.accumulate}.",
-        )
-        require(
-            self.d_model % self.n_heads == 0,
-            f"d_model must be a multiple of n_heads, got {self.d_model} and {self.n_heads}.",
-        )
-        require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}.")
-        self._check_rates()
-        require(
-            (self.data is not None) == (self.task == "text"),
-            "the task 'text' needs a text as data, and no other task takes one: "
-            f"got task {self.task!r} and data {self.data!r}.",
-        )
-        require(
-            self.task == "text" or self.objective == "causal",
-            f"the task {self.task!r} is for the causal objective, got {self.objective!r}.",
-        )
-
-        require(
-            not self.tokenized or (self.valid is None and self.tokenizer is None),
-            f"{self.data} is a tokenized corpus, which holds its validation text and its tokenizer:"
-            " leave out --valid and --tokenizer.",
-        )
-        if self.vocab_size is None and not self.tokenized:
-            object.__setattr__(self, "vocab_size", VOCABULARY)
-
-    def _check_rates(self) -> None:
-        rates = ", ".join(map(str, self.learning_rates))
-        require(len(self.learning_rates) > 0, "give one learning rate or more, got none.")
-        finite = all(0 < rate < math.inf for rate in self.learning_rates)
-        require(finite, f"learning_rates must be above 0 and finite, got {rates}.")
-        require(
-            len(set(self.learning_rates)) == len(self.learning_rates),
-            f"name each learning rate once, got {rates}.",
-        )
-        require(
-            not self.tunes or self.tuning_tokens >= self.train_length,
-            f"tuning_tokens must be at least train_length = {self.train_length} to choose among "
-            f"several learning rates, got {self.tuning_tokens}.",
-        )
-
-    @property
-    def tokenized(self) -> bool:
-        """Whether the data is a tokenized corpus in a file."""
-        return self.data is not None and self.data.endswith(CORPUS)
-
-    @property
-    def tunes(self) -> bool:
-        """Whether each method chooses among several learning rates."""
-        return len(self.learning_rates) > 1
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
-    def fixed(self) -> dict[str, Any]:
-        """What two runs into one folder must have in common."""
-        free = (*FREE, "vocab_size") if self.tokenized else FREE  # it is a corpus' own
-        return {key: value for key, value in self.plain().items() if key not in free}
+C = TypeVar("C", bound=Result)
 
 
 def fingerprint(fixed: dict[str, Any], data_sha256: str) -> str:
@@ -180,33 +21,30 @@ def fingerprint(fixed: dict[str, Any], data_sha256: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_config(path: Path | None, flags: dict[str, Any]) -> LMConfig:
-    """A TOML file with the fields of LMConfig, over which flags that are not None win.
-
-    Where a length of training is given and none to test at, it is tested at 1, 2 and 4 times it.
-    """
+def read_options(path: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """The options in a TOML file, over which flags that are not None win."""
     found: dict[str, Any] = {}
     if path is not None:
+        require(path.is_file(), f"there is no configuration file {path}.")
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not TOML: {error}.") from None
-    given = {name: value for name, value in flags.items() if value is not None}
-    return config_of(found | given, where=str(path))
+    return found | {name: value for name, value in flags.items() if value is not None}
 
 
-def config_of(found: dict[str, Any], *, where: str) -> LMConfig:
+def typed_config(kind: type[C], options: dict[str, Any], *, where: str) -> C:
     """The configuration with these fields; `where` names in an error what they were read from."""
-    found = dict(found)
-    hints = typing.get_type_hints(LMConfig)
-    names = [field.name for field in fields(LMConfig)]
-    for name in found:
+    check_names(kind, options, where=where)
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _typed(name, hints[name], value) for name, value in options.items()})
+
+
+def check_names(kind: type[C], options: dict[str, Any], *, where: str) -> None:
+    """Refuse an option that the configuration does not have."""
+    names = [field.name for field in fields(kind)]
+    for name in options:
         require(name in names, unknown(f"option in {where}", name, names))
-    length = found.get("train_length")
-    if isinstance(length, int) and "eval_lengths" not in found:
-        found["eval_lengths"] = (length, 2 * length, 4 * length)
-    require("methods" in found, "name the methods to compare: --methods tisa,rope,alibi.")
-    return LMConfig(**{name: _typed(name, hints[name], value) for name, value in found.items()})
 
 
 def _typed(name: str, hint: Any, value: Any) -> Any:

@@ -1,21 +1,18 @@
 """A folder that one process works in at a time; the system opens it again when that one dies."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from whence.experiments.training import OutOfTimeError, meet, processes
+from whence.experiments.processes import meet, processes
+from whence.experiments.progress import OutOfTimeError, Say, silent
 
 LOCK = ".lock"  # its file stays, empty
 
-Say = Callable[[str, float], None]
-
 
 @contextmanager
-def only_one(
-    folder: Path, *, say: Say = lambda what, share: None, deadline: float | None = None
-) -> Iterator[None]:
+def only_one(folder: Path, *, say: Say = silent, deadline: float | None = None) -> Iterator[None]:
     """Wait until no other run is in `folder`. Of the processes of one run the first one waits.
 
     Two runs in one folder of checkpoints would each go on from what the other wrote.

@@ -1,28 +1,16 @@
 """The jobs of a sweep on a Ray cluster, as many at a time as it has room for."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from whence.experiments.config import LMConfig
-from whence.experiments.results import Run, n_runs
-from whence.experiments.training import device_of
+from whence.experiments.progress import Say
+from whence.experiments.sweep import J, R, Sweep
 
 LOCAL = "local"
 
-Say = Callable[[str, float], None]
 
-
-def run_on_ray(
-    config: LMConfig,
-    lists: Iterable[list[Run]],
-    out: Path,
-    *,
-    address: str,
-    say: Say,
-    side_by_side: int,
-) -> None:
-    """All runs, one list after another, as the next list may depend on the results of the last.
+def run_on_ray(sweep: Sweep[J, R], *, address: str, say: Say, side_by_side: int) -> None:
+    """All jobs, one list after another, as the next list may depend on the results of the last.
 
     A job runs on one GPU, or on as many threads as this process. Each writes its own folder, which
     the cluster's machines must all see, and where results are read from, so that a sweep on Ray and
@@ -32,7 +20,7 @@ def run_on_ray(
     import ray  # an extra
     import torch
 
-    gpu = device_of(config).type == "cuda"
+    gpu = sweep.device.type == "cuda"
     threads = torch.get_num_threads()
     ours = not ray.is_initialized()
     if ours:
@@ -46,13 +34,11 @@ def run_on_ray(
         share = min(threads, int(ray.cluster_resources().get("CPU", 1)))
         remote: Any = ray.remote(num_cpus=share, num_gpus=1 if gpu else 0, max_retries=2)(_run)
         room = 1 if gpu else _room(ray.nodes(), share)
-        folder = str(out.resolve())
-        n_done, total = 0, n_runs(config)
-        for runs in lists:
-            at_once = max(side_by_side, min(len(runs), room))
-            waiting = [
-                remote.remote(config.to_json(), *run, folder, threads, at_once) for run in runs
-            ]
+        made_of = (type(sweep), sweep.config, str(sweep.out.resolve()))
+        n_done, total = 0, sweep.n_jobs()
+        for jobs in sweep.waves():
+            at_once = max(side_by_side, min(len(jobs), room))
+            waiting = [remote.remote(*made_of, job, threads, at_once) for job in jobs]
             while waiting:
                 (done,), waiting = ray.wait(waiting, num_returns=1)
                 ray.get(done)  # an error of the job is raised here
@@ -70,13 +56,12 @@ def _room(nodes: list[dict[str, Any]], share: int) -> int:
 
 
 def _run(
-    config: str, method: str, seed: int, rate: float, out: str, threads: int, at_once: int
+    kind: type[Sweep[J, R]], config: Any, out: str, job: J, threads: int, at_once: int
 ) -> None:
     """Run a job in a worker, with the driver's threads: their number changes the order of sums."""
     import torch
 
-    from whence.experiments.sweep import run_one
+    from whence.experiments.job import run_job
 
     torch.set_num_threads(threads)
-    read = LMConfig.from_json(config)
-    run_one(read, method, seed, Path(out), learning_rate=rate, side_by_side=at_once)
+    run_job(kind(config, Path(out)), job, side_by_side=at_once)

@@ -1,172 +1,161 @@
-"""All jobs of an experiment into one folder: in turn, side by side, or on a Ray cluster."""
+"""A sweep: many independent jobs into one folder, in turn, in worker processes or on Ray.
 
-from collections.abc import Callable
-from dataclasses import replace
+An experiment is a subclass of `Sweep` (`lm/sweep.py` is one). It says which jobs a configuration
+has, how one of them is run, and what their results come to. All else is here and is the same for
+every experiment: a finished job is not run again, a killed one goes on, and any number of processes
+may work in one folder.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from whence.analysis.lm_results import Job, Language
+import torch
+
+from whence.analysis.json_result import Result
 from whence.checks import at_least, require
-from whence.experiments.config import LMConfig, fingerprint
-from whence.experiments.folder import prepared
-from whence.experiments.job import full_disk_named, run_job
-from whence.experiments.results import (
-    RESULTS,
-    Run,
-    best_rate,
-    gathered,
-    n_runs,
-    run_folder,
-    tried,
-    waves,
-)
-from whence.experiments.source import Source
-from whence.experiments.training import OutOfTimeError, processes
+from whence.experiments.folder import JOBS, RESULT
+from whence.experiments.full_disk import full_disk_named
+from whence.experiments.processes import processes
+from whence.experiments.progress import JobsFailedError, OutOfTimeError, Say, silent
 
-Say = Callable[[str, float], None]
+J = TypeVar("J", bound=NamedTuple)
+R = TypeVar("R", bound=Result)
 
 
-def run_lm(
-    config: LMConfig,
+class Sweep(ABC, Generic[J, R]):
+    """One experiment in one folder: kind(config, out) makes the data ready and claims the folder.
+
+    A job is a NamedTuple of plain values. Its result is a frozen `Result` that has a field for each
+    of the job's, with the same value, and one more, `fingerprint`, with the sweep's. Worker
+    processes make the sweep anew from its class, configuration and folder, so `config` must pickle.
+    """
+
+    result: ClassVar[type[Result]]  # of one job
+    results_file: ClassVar[str]  # the name of the file with all results in the folder
+
+    device: torch.device  # set by a subclass when it is made, and so is this:
+    fingerprint: str  # of config.py, the same for all results of the folder
+
+    def __init__(self, config: Any, out: Path) -> None:
+        self.config, self.out = config, out
+
+    @abstractmethod
+    def waves(self) -> Iterator[list[J]]:
+        """All jobs, in lists that each need the results of the lists before."""
+
+    @abstractmethod
+    def n_jobs(self) -> int:
+        """How many jobs there are in all."""
+
+    @abstractmethod
+    def job_name(self, job: J) -> str:
+        """A name for the job's folder, different for different jobs."""
+
+    @abstractmethod
+    def run(
+        self, job: J, folder: Path, *, say: Say, deadline: float | None, side_by_side: int
+    ) -> R | None:
+        """Run one job, from the last whole checkpoint in its folder on, and return its result.
+
+        Of several processes the first one returns the result, the others None. Past the deadline
+        (of time.monotonic) it saves a checkpoint and raises OutOfTimeError. `side_by_side` is how
+        many jobs share the device.
+        """
+
+    @abstractmethod
+    def gathered(self, machine: dict[str, Any]) -> Result:
+        """What all finished jobs come to; `machine` is where this sweep runs."""
+
+    def title(self, job: J) -> str:
+        """The job, as progress names it."""
+        return self.job_name(job)
+
+    def accept(self, job: J, result: R) -> None:
+        """Refuse (ValueError) a finished result that does not serve this configuration."""
+
+    def keeps_checkpoints(self, result: R) -> bool:
+        """Whether the checkpoints of a finished job stay in its folder."""
+        return False
+
+    def folder(self, job: J) -> Path:
+        """Where a job is kept."""
+        return self.out / JOBS / self.job_name(job)
+
+    def is_done(self, job: J) -> bool:
+        """Whether the job has a result."""
+        return (self.folder(job) / RESULT).is_file()
+
+    def n_done(self) -> int:
+        """How many jobs have a result."""
+        return sum(self.is_done(job) for jobs in self.waves() for job in jobs)
+
+
+def run_sweep(
+    kind: type[Sweep[J, R]],
+    config: Any,
     out: Path,
     *,
     machine: dict[str, Any] | None = None,
-    say: Say = lambda what, share: None,
+    say: Say = silent,
     deadline: float | None = None,
     ray: str | None = None,
+    workers: int = 1,
     side_by_side: int = 1,
-) -> Language:
-    """Run what is not yet in `out`, and write all results there as lm.json.
+) -> Any:
+    """Run the jobs that are not yet in `out`, write all results there and return them.
 
     `deadline` (of time.monotonic) ends a run in order: what is done is written, and OutOfTimeError
-    is raised. `ray` is the address of a cluster, or "local" for one on this machine; it must see
-    the folder. `side_by_side` is how many jobs share the device while this runs, counting ours:
-    the tables then show no speed of those that run now. Results that are there keep their own.
+    is raised. `workers` processes take jobs from one queue and share the device; a job that fails
+    there ends no other, and JobsFailedError is raised at the end. `ray` is the address of a
+    cluster, or "local" for one on this machine; it must see the folder. `side_by_side` is how many
+    jobs share the device while this runs, counting ours.
     """
-    at_least(1, side_by_side=side_by_side)
+    at_least(1, side_by_side=side_by_side, workers=workers)
     require(
         deadline is None or (processes()[1] == 1 and ray is None),
         "a time limit is for one process: leave out torchrun and --ray, or the limit.",
     )
-    source = prepared(config, out)
-    lists = waves(config, out, name=fingerprint(config.fixed(), source.sha256))
-    late: OutOfTimeError | None = None
-    if ray is not None:
-        from whence.experiments.on_ray import run_on_ray
+    require(
+        workers == 1 or (processes()[1] == 1 and ray is None),
+        "workers share the device of one process: leave out torchrun and --ray, or the workers.",
+    )
+    sweep = kind(config, out)
+    stopped: OutOfTimeError | JobsFailedError | None = None
+    try:
+        if ray is not None:
+            from whence.experiments.on_ray import run_on_ray
 
-        run_on_ray(config, lists, out, address=ray, say=say, side_by_side=side_by_side)
-    else:
-        runs = (run for some in lists for run in some)
-        try:
-            for place, run in enumerate(runs):
-                _run(config, run, place, source, out, say, deadline, side_by_side)
-        except OutOfTimeError as error:
-            late = error
-    results = gathered(config, source, out, {})
-    results = replace(results, machine=_machine(out / RESULTS, results, machine or {}))
+            run_on_ray(sweep, address=ray, say=say, side_by_side=side_by_side)
+        elif workers > 1:
+            from whence.experiments.workers import run_in_workers
+
+            run_in_workers(
+                sweep, workers, say=say, deadline=deadline, side_by_side=max(side_by_side, workers)
+            )
+        else:
+            _run_in_turn(sweep, say, deadline, side_by_side)
+    except (OutOfTimeError, JobsFailedError) as error:
+        stopped = error
+    results = sweep.gathered(machine or {})
     if processes()[0] == 0:
         with full_disk_named(out):
-            results.save(out / RESULTS)
-    if late is not None:
-        raise OutOfTimeError(f"{_n_done(config, results)} of {n_runs(config)} jobs are done")
+            results.save(out / sweep.results_file)
+    if isinstance(stopped, OutOfTimeError):
+        raise OutOfTimeError(f"{sweep.n_done()} of {sweep.n_jobs()} jobs are done")
+    if stopped is not None:
+        raise stopped
     return results
 
 
-def run_one(
-    config: LMConfig,
-    method: str,
-    seed: int,
-    out: Path,
-    *,
-    learning_rate: float | None = None,
-    source: Source | None = None,
-    say: Say = lambda what, share: None,
-    deadline: float | None = None,
-    side_by_side: int = 1,
-) -> Job:
-    """One job of the experiment in `out`: its result, read if it is there, else run for.
+def _run_in_turn(sweep: Sweep[J, R], say: Say, deadline: float | None, side_by_side: int) -> None:
+    from whence.experiments.job import run_job
 
-    Any number of processes may work in one folder at a time, on any jobs: one that another process
-    is at is waited for. No lm.json is written; `run_lm` does, once all is done. `learning_rate` is
-    one of the configuration's; unless given it is the only one, or of several the method's best,
-    once all of them have been run with seed 0. `source` is what `prepared(config, out)` gave, where
-    a process runs several jobs; `deadline` and `side_by_side` are those of `run_lm`.
-    """
-    at_least(1, side_by_side=side_by_side)
-    at_least(0, seed=seed)
-    rates = ", ".join(map(str, config.learning_rates))
-    require(
-        learning_rate is None or learning_rate in config.learning_rates,
-        f"learning_rate must be one of the experiment's, {rates}, got {learning_rate}.",
-    )
-    source = prepared(config, out) if source is None else source
-    name = fingerprint(config.fixed(), source.sha256)
-    if learning_rate is None:
-        learning_rate = best_rate(config, method, tried(config, method, out, name=name))
-    if learning_rate is None:
-        raise ValueError(
-            f"the best learning rate of {method} is known once all of {rates} have been run with "
-            "seed 0: name one of them."
-        )
-    return run_job(
-        config,
-        method,
-        seed,
-        source,
-        run_folder(config, out, Run(method, seed, learning_rate)),
-        learning_rate=learning_rate,
-        fingerprint=name,
-        say=say,
-        deadline=deadline,
-        side_by_side=side_by_side,
-    )
+    total = sweep.n_jobs()
+    for place, job in enumerate(job for jobs in sweep.waves() for job in jobs):
 
+        def report(what: str, share: float, place: int = place, job: J = job) -> None:
+            say(f"{sweep.title(job)}: {what}", (place + share) / total)
 
-def _run(
-    config: LMConfig,
-    run: Run,
-    place: int,
-    source: Source,
-    out: Path,
-    say: Say,
-    deadline: float | None,
-    side_by_side: int,
-) -> None:
-    """One of the runs in turn, whose progress is said as a part of all."""
-    rate = f", rate {run.learning_rate:g}" if config.tunes else ""
-    of = f", seed {run.seed}" if config.seeds > 1 else ""
-
-    def report(what: str, share: float) -> None:
-        say(f"{run.method}{rate}{of}: {what}", (place + share) / n_runs(config))
-
-    run_one(
-        config,
-        run.method,
-        run.seed,
-        out,
-        learning_rate=run.learning_rate,
-        source=source,
-        say=report,
-        deadline=deadline,
-        side_by_side=side_by_side,
-    )
-
-
-def _n_done(config: LMConfig, results: Language) -> int:
-    """How many runs are finished; of several rates that were tried with seed 0, each is one."""
-    if not config.tunes:
-        return len(results.jobs)
-    return len(results.tuning) + sum(job.seed > 0 for job in results.jobs)
-
-
-def _machine(path: Path, results: Language, here: dict[str, Any]) -> dict[str, Any]:
-    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now."""
-    if not path.is_file():
-        return here
-    there = Language.load(path)
-    had, have = (
-        {(job.method, job.seed) for job in one.jobs}
-        | {(tuned.method, tuned.learning_rate) for tuned in one.tuning}
-        for one in (there, results)
-    )
-    return here if have - had or not there.machine else there.machine
+        run_job(sweep, job, say=report, deadline=deadline, side_by_side=side_by_side)

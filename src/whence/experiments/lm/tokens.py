@@ -10,7 +10,7 @@ from jaxtyping import Integer
 
 from whence.analysis.json_result import Result
 from whence.checks import at_least, require
-from whence.experiments.hub import is_dataset, split_texts, validation_text
+from whence.experiments.lm.hub import is_dataset, split_texts, validation_text
 
 END, MASK = "<|end|>", "<|mask|>"
 FEWEST = 256 + 2  # every byte, and the two

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Integer, Shaped
 
 from whence.checks import require
-from whence.experiments.tokens import MASK, Corpus
+from whence.experiments.lm.tokens import MASK, Corpus
 from whence.files import write_bytes
 
 VERSION = "whence_corpus"  # whose value is "1"

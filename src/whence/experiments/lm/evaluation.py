@@ -1,7 +1,7 @@
 """The loss of a trained model at every length, from scratch and sliding, and by position."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from whence.analysis.lm_results import EMPTY, SCRATCH, SLIDING, LengthLoss
-from whence.experiments.config import LMConfig
-from whence.experiments.source import IGNORED, Scored, Source
+from whence.experiments.lm.config import LMConfig
+from whence.experiments.lm.source import IGNORED, Scored, Source
+from whence.experiments.progress import Say
 
 BINS, FEWEST = 24, 128  # stretches of positions, and scored tokens in each
 OUT_OF_MEMORY = "out of memory"
 ROWS_OF_LOGITS = 4096  # tokens whose logits are in memory at a time
-
-Say = Callable[[str, float], None]
 
 
 @torch.no_grad()

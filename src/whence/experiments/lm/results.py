@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whence.analysis.lm_results import Job, Language, Tuning
-from whence.experiments.config import LMConfig, fingerprint
-from whence.experiments.folder import job_folder
-from whence.experiments.job import RESULT, finished
-from whence.experiments.source import Source
+from whence.experiments.config import fingerprint
+from whence.experiments.folder import JOBS, RESULT, as_file_name
+from whence.experiments.job import finished
+from whence.experiments.lm.config import LMConfig
+from whence.experiments.lm.source import Source
 
 RESULTS = "lm.json"
 
@@ -21,16 +22,21 @@ class Run(NamedTuple):
     learning_rate: float
 
 
+def job_name(config: LMConfig, run: Run) -> str:
+    """The name of a job's folder; it holds the learning rate where there are several."""
+    at = f".rate-{run.learning_rate}" if config.tunes else ""
+    return f"{as_file_name(run.method)}{at}.seed-{run.seed}"
+
+
 def run_folder(config: LMConfig, out: Path, run: Run) -> Path:
-    """Where a job is kept; its name holds the learning rate where there are several."""
-    rate = run.learning_rate if config.tunes else None
-    return job_folder(out, run.method, run.seed, rate=rate)
+    """Where a job is kept."""
+    return out / JOBS / job_name(config, run)
 
 
 def result_of(config: LMConfig, out: Path, run: Run, *, name: str) -> Job | None:
     """The finished job of a run, or None; `name` is the fingerprint of the experiment."""
     path = run_folder(config, out, run) / RESULT
-    return finished(path, name, *run) if path.is_file() else None
+    return finished(path, Job, name, run) if path.is_file() else None
 
 
 def best_rate(config: LMConfig, method: str, jobs: Sequence[Job]) -> float | None:

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from whence.checks import require
-from whence.experiments.source import IGNORED, TUNING, VALIDATION, Scored, Source, generator
+from whence.experiments.lm.source import IGNORED, TUNING, VALIDATION, Scored, Source, generator
 
 FILLER, ASK = 0, 1  # tokens that are not symbols
 SYMBOLS = 32

@@ -11,7 +11,7 @@ from torch import Tensor
 from whence.analysis.json_result import Array
 from whence.analysis.lag_curves import curves_of
 from whence.analysis.lm_results import LagView
-from whence.experiments.source import Source
+from whence.experiments.lm.source import Source
 
 REACH = 64
 ROWS = 4  # sequences of which attention is averaged

@@ -7,8 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from whence.checks import require
-from whence.experiments.source import IGNORED, VALIDATION, Scored, Source, generator
-from whence.experiments.tokens import MASK, Corpus
+from whence.experiments.lm.source import IGNORED, VALIDATION, Scored, Source, generator
+from whence.experiments.lm.tokens import MASK, Corpus
 
 MASKED, REPLACED = 0.15, 0.8  # share of tokens to predict; of these become the mask
 RANDOM = 0.1  # of these become any token; the rest stay
