@@ -45,12 +45,14 @@ def fit(
     side_by_side: int = 1,
     tokens_a_step: int | None = None,
     measure: Measure = nothing,
+    trainer: Callable[..., Any] | None = None,
 ) -> Trained:
     """Train a new model in `folder`, whose checkpoints are the `output_dir` of the arguments.
 
     `arguments` are transformers' TrainingArguments with `max_steps`, `logging_steps` and
     `save_steps`; a run that is shorter than `save_steps` writes a checkpoint when the time is
     spent, and else none. `measure` is asked at each log. `title` names the run in messages.
+    `trainer` is called in place of PositionTrainer, and is to give one.
     """
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
@@ -83,24 +85,24 @@ def fit(
     )
     begun = 0 if last is None else last[0]
     callbacks = [monitor, *(_tensorboard(folder, begun) if rank == 0 else ())]
-    trainer = PositionTrainer(
+    running = (trainer or PositionTrainer)(
         model,
         arguments,
         train_dataset=examples,
         data_collator=collate,
         callbacks=callbacks,
     )
-    trainer.remove_callback(PrinterCallback)  # it prints every log; the monitor reports progress
+    running.remove_callback(PrinterCallback)  # it prints every log; the monitor reports progress
     with quiet():
-        trainer.train(resume_from_checkpoint=None if last is None else str(last[1]))
+        running.train(resume_from_checkpoint=None if last is None else str(last[1]))
     if monitor.out_of_time and not monitor.bad:
-        raise OutOfTimeError(f"{title}: step {trainer.state.global_step}")
+        raise OutOfTimeError(f"{title}: step {running.state.global_step}")
     stopped = monitor.bad
     if stopped:
         kept = last_whole(checkpoints)
         where = "no checkpoint was saved before" if kept is None else f"{kept[1].name} is kept"
         stopped = f"{stopped}; {where}"
-    return Trained(_whole(trainer, model), list(trainer.state.log_history), stopped)
+    return Trained(_whole(running, model), list(running.state.log_history), stopped)
 
 
 def _whole(trainer: Any, model: Any) -> Any:

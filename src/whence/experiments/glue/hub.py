@@ -20,9 +20,7 @@ def hub_task(task: Task, data: str) -> TaskRows:
     splits = load_splits(name)
     wanted = ("train", *task.hub_dev)
     missing = [split for split in wanted if split not in splits]
-    require(
-        not missing, f"{name} has no split {', '.join(missing)}, it has {', '.join(splits)}."
-    )
+    require(not missing, f"{name} has no split {', '.join(missing)}, it has {', '.join(splits)}.")
     train = _rows(task, splits["train"], f"{name}, train")
     dev = {
         title: _rows(task, splits[split], f"{name}, {split}")

@@ -14,9 +14,7 @@ from whence.families import ATTACHABLE
 from whence.hf.attaching import attach
 
 
-def new_model(
-    config: GlueConfig, task: Task, *, form: str, kernels: int, seed: int
-) -> Any:
+def new_model(config: GlueConfig, task: Task, *, form: str, kernels: int, seed: int) -> Any:
     """A classifier with its method attached, if it has one; the same head for the same seed."""
     from transformers import AutoModelForSequenceClassification, set_seed
 
