@@ -46,13 +46,15 @@ def fit(
     tokens_a_step: int | None = None,
     measure: Measure = nothing,
     trainer: Callable[..., Any] | None = None,
+    reload: Callable[[Path], Any] | None = None,
 ) -> Trained:
     """Train a new model in `folder`, whose checkpoints are the `output_dir` of the arguments.
 
     `arguments` are transformers' TrainingArguments with `max_steps`, `logging_steps` and
     `save_steps`; a run that is shorter than `save_steps` writes a checkpoint when the time is
     spent, and else none. `measure` is asked at each log. `title` names the run in messages.
-    `trainer` is called in place of PositionTrainer, and is to give one.
+    `trainer` is called in place of PositionTrainer, and is to give one. `reload` gives the model
+    of a checkpoint, where its class' own from_pretrained would not.
     """
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
@@ -67,7 +69,7 @@ def fit(
     if last is not None and last[0] >= arguments.max_steps:  # killed between training and result
         state = TrainerState.load_from_json(str(last[1] / "trainer_state.json"))
         with quiet():
-            model = type(model).from_pretrained(last[1])
+            model = (reload or type(model).from_pretrained)(last[1])
         return Trained(model, list(state.log_history), "")
     if last is not None:
         _same_kind(last[1], fsdp=bool(arguments.fsdp))

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_model
 from transformers import TrainingArguments
 
+from whence.analysis.checkpoint import SAFE
 from whence.experiments.folder import CHECKPOINTS
 from whence.experiments.glue.config import GlueConfig
 from whence.experiments.glue.encoded import Encoded, Padded
@@ -64,6 +66,11 @@ def fine_tune(
     side_by_side: int,
 ) -> Trained:
     """Train `model` on the rows of a task, in an order that the seed gives."""
+
+    def reload(checkpoint: Path) -> Any:
+        load_model(model, checkpoint / SAFE)
+        return model.to(device)
+
     return fit(
         lambda: model,
         _arguments(config, task, len(rows), folder, seed=seed, device=device),
@@ -75,6 +82,7 @@ def fine_tune(
         deadline=deadline,
         side_by_side=side_by_side,
         trainer=partial(FineTuner, position_rate=config.position_rate),
+        reload=reload,
     )
 
 
