@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast, set_seed
+from transformers import PreTrainedTokenizerFast
 
-from hf_models import CONFIGS
+from hf_models import tiny
 
-WORDS = tuple("the a cat dog sees likes no old new house on in red runs and or bird not".split())
+WORDS = tuple(
+    "the a cat dog name of function and value list no old new house runs bird not".split()
+)
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 ENTAILMENT = ("entailment", "not_entailment")
 
@@ -71,7 +73,9 @@ def write_glue(folder: Path, *tasks: str, train: int = 12, dev: int = 6) -> Path
         home, splits, header, row = LAYOUT[task]
         (folder / home).mkdir(parents=True, exist_ok=True)
         for split in splits:
-            rows = [row(sentence(), sentence(), n) for n in range(train if split == "train" else dev)]
+            rows = [
+                row(sentence(), sentence(), n) for n in range(train if split == "train" else dev)
+            ]
             text = "\n".join([*([] if header is None else [header]), *rows]) + "\n"
             (folder / home / f"{split}.tsv").write_text(text, encoding="utf-8")
     return folder
@@ -92,7 +96,5 @@ def write_model(folder: Path, family: str = "bert", **changes: Any) -> Path:
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
     tokenizer.save_pretrained(folder)
-    set_seed(0)
-    config = AutoConfig.for_model(family, **(CONFIGS[family] | {"pad_token_id": 0} | changes))
-    AutoModel.from_config(config).save_pretrained(folder)
+    tiny(family, pad_token_id=0, **changes).save_pretrained(folder)
     return folder

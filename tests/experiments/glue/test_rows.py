@@ -70,7 +70,7 @@ def test_a_broken_row_is_named_by_file_and_line(
     folder = write_glue(tmp_path, name, train=2)
     path = folder / LAYOUT[name][0] / "train.tsv"
     path.write_text(path.read_text() + row + "\n")
-    with pytest.raises(ValueError, match="train.tsv, line") as error:
+    with pytest.raises(ValueError, match=r"train\.tsv, line") as error:
         read_task(TASKS[name], folder)
     assert str(path) in str(error.value)
     assert message in str(error.value)

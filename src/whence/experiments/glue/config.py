@@ -103,6 +103,11 @@ class GlueConfig(Result):
             self.start != DISTILLED or self.position == "tisa",
             f"start {DISTILLED!r} fits the kernels of tisa, got {self.position!r}.",
         )
+        require(
+            self.start != DISTILLED or not (self.share or self.backend != "original"),
+            f"start {DISTILLED!r} gives each layer kernels of its own, and runs them by the "
+            "backend 'original': leave out share and backend.",
+        )
 
     def n_seeds(self, task: str) -> int:
         """Seeds of a task."""

@@ -9,11 +9,12 @@ from whence.analysis.checkpoint import open_checkpoint
 from whence.checks import require
 from whence.experiments.folder import Experiment, check_claim, claim
 from whence.experiments.full_disk import full_disk_named
-from whence.experiments.glue.config import GlueConfig
+from whence.experiments.glue.config import DISTILLED, GlueConfig
 from whence.experiments.glue.encoded import EncodedTask, encoded_task
 from whence.experiments.glue.hub import hub_task, is_hub
 from whence.experiments.glue.model import new_model, tokenizer_for
 from whence.experiments.glue.rows import TaskRows, read_task
+from whence.experiments.glue.start import fit_starts
 from whence.experiments.glue.tasks import Task, task_named
 from whence.experiments.lock import only_one
 from whence.experiments.processes import check_gpus, join_processes, meet, named_device, processes
@@ -72,6 +73,8 @@ def prepared(config: GlueConfig, out: Path) -> GlueData:
             name: _in_tokens(config, part, tokenizer, sha256, out) for name, part in rows.items()
         }
         if processes()[0] == 0:
+            if config.start == DISTILLED:
+                fit_starts(config, rows.values(), out)
             meet()
     return GlueData(
         tasks,

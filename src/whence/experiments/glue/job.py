@@ -2,6 +2,7 @@
 
 import copy
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from whence.experiments.glue.training import fine_tune
 from whence.experiments.processes import processes
 from whence.experiments.progress import Say
 from whence.hf.attaching import attached
+from whence.methods.tisa import Tisa
 
 REACH = 32  # lags to each side of the curves that are kept
 TRAINING = 0.95  # share of a job's time, about; the rest is scoring
@@ -69,27 +71,32 @@ def run_glue_job(
     say: Say,
     deadline: float | None,
     side_by_side: int,
+    begin: Path | None = None,
 ) -> GlueJob | None:
-    """The result of a job; of several processes the first one has it, the others None."""
+    """The result of a job; of several processes the first one has it, the others None.
+
+    `begin` is the folder of a model with fitted kernels, from which it starts.
+    """
     start = time.perf_counter()
     task = task_named(run.task)
-    model = new_model(config, task, form=run.form, kernels=run.kernels, seed=run.seed)
+    model = new_model(config, task, form=run.form, kernels=run.kernels, seed=run.seed, start=begin)
     before = _stated(model, config)
     collate = Padded(pad, regression=not task.labels)
-    trained = fine_tune(
-        config,
-        run.task,
-        model,
-        data.train,
-        collate,
-        folder,
-        seed=run.seed,
-        device=device,
-        title=run.name,
-        say=lambda what, share: say(what, TRAINING * share),
-        deadline=deadline,
-        side_by_side=side_by_side,
-    )
+    with _fitted_places(model) if begin is not None else nullcontext():
+        trained = fine_tune(
+            config,
+            run.task,
+            model,
+            data.train,
+            collate,
+            folder,
+            seed=run.seed,
+            device=device,
+            title=run.name,
+            say=lambda what, share: say(what, TRAINING * share),
+            deadline=deadline,
+            side_by_side=side_by_side,
+        )
     if processes()[0] > 0:
         return None
     model = trained.model
@@ -111,6 +118,15 @@ def run_glue_job(
         positional=0 if handle is None else handle.n_parameters(),
         curves=_views(before, _stated(model, config)),
     )
+
+
+def _fitted_places(model: Any) -> AbstractContextManager[None]:
+    """Kernels that a fit put many widths away are not thrown about while their widths learn."""
+    from whence.distill.tuning import widths_leave_offsets
+
+    handle = attached(model)
+    assert handle is not None
+    return widths_leave_offsets([m for m in handle.methods if isinstance(m, Tisa)])
 
 
 def _stated(model: Any, config: GlueConfig) -> list[tuple[Array, Array]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+import whence.hf
 from whence.analysis.checkpoint import open_checkpoint
 from whence.analysis.profile import quiet
 from whence.checks import require
@@ -14,22 +15,29 @@ from whence.families import ATTACHABLE
 from whence.hf.attaching import attach
 
 
-def new_model(config: GlueConfig, task: Task, *, form: str, kernels: int, seed: int) -> Any:
-    """A classifier with its method attached, if it has one; the same head for the same seed."""
+def new_model(
+    config: GlueConfig, task: Task, *, form: str, kernels: int, seed: int, start: Path | None = None
+) -> Any:
+    """A classifier with its method attached, if it has one; the same head for the same seed.
+
+    `start` is the folder of a model that has its method, in place of the configuration's.
+    """
     from transformers import AutoModelForSequenceClassification, set_seed
 
-    kind = "regression" if not task.labels else "single_label_classification"
+    options: dict[str, Any] = {
+        "num_labels": task.n_outputs,
+        "problem_type": "single_label_classification" if task.labels else "regression",
+        "dtype": torch.float32,
+        "use_safetensors": True,
+        "attn_implementation": "sdpa",
+    }
     set_seed(seed)
+    auto = AutoModelForSequenceClassification
     try:
         with quiet():
-            model = AutoModelForSequenceClassification.from_pretrained(
-                str(model_folder(config.model)),
-                num_labels=task.n_outputs,
-                problem_type=kind,
-                dtype=torch.float32,
-                use_safetensors=True,
-                attn_implementation="sdpa",
-            )
+            if start is not None:
+                return whence.hf.from_pretrained(start, auto, **options)
+            model = auto.from_pretrained(str(model_folder(config.model)), **options)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{config.model} cannot be loaded by transformers: {reason}") from error

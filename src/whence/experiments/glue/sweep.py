@@ -8,9 +8,10 @@ from whence.analysis.glue_results import Glue, GlueJob
 from whence.checks import require
 from whence.experiments.config import fingerprint
 from whence.experiments.folder import RESULT
-from whence.experiments.glue.config import GlueConfig
+from whence.experiments.glue.config import DISTILLED, GlueConfig
 from whence.experiments.glue.data import prepared
 from whence.experiments.glue.job import Run, run_glue_job, runs
+from whence.experiments.glue.start import start_folder
 from whence.experiments.job import finished
 from whence.experiments.processes import named_device
 from whence.experiments.progress import Say, silent
@@ -53,6 +54,7 @@ class GlueSweep(Sweep[Run, GlueJob]):
         self, job: Run, folder: Path, *, say: Say, deadline: float | None, side_by_side: int
     ) -> GlueJob | None:
         """Fine-tune and score."""
+        fitted = self.config.start == DISTILLED and job.kernels > 0
         return run_glue_job(
             self.config,
             job,
@@ -65,6 +67,7 @@ class GlueSweep(Sweep[Run, GlueJob]):
             say=say,
             deadline=deadline,
             side_by_side=side_by_side,
+            begin=start_folder(self.out, form=job.form, kernels=job.kernels) if fitted else None,
         )
 
     def accept(self, job: Run, result: GlueJob) -> None:
