@@ -9,9 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_models import tiny
 
-WORDS = tuple(
-    "the a cat dog name of function and value list no old new house runs bird not".split()
-)
+WORDS = ("the", "a", "cat", "dog", "name", "of", "function", "and", "value", "list", "no", "old")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 ENTAILMENT = ("entailment", "not_entailment")
 
