@@ -1,13 +1,7 @@
 """Figures and the page: drawn from results alone, readable, whole, and alive in a real browser."""
 
-import base64
-import dataclasses
-import html
 import itertools
-import json
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +11,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
 
-from inspections import inspection, table, without_table
-from whence.analysis.comparison import Comparison, compare, correlate, read_scores, step_of
+from inspections import inspection, series, table, without_table
+from whence.analysis.comparison import compare, correlate, read_scores, step_of
 from whence.analysis.results import Inspection
-from whence.files import write_bytes
 from whence.report import (
-    Results,
     draw_components,
     draw_fits,
     draw_head_curves,
@@ -32,42 +24,11 @@ from whence.report import (
     draw_scores,
     draw_steps,
     draw_windows,
-    make_page,
-    read_folder,
     save_figure,
-    save_page,
     telling,
-    write_folder,
 )
 from whence.report.folder import file_name
 from whence.report.style import SERIES, inner_limits, labels
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=60000",
-]
-
-
-def series() -> Comparison:
-    models = [
-        inspection(f"run/checkpoint-{step}", r2=0.3 + 0.05 * step / 100, n_heads=2)
-        for step in (1000, 200, 500, 900)
-    ]
-    scores = {
-        f"checkpoint-{step}": score
-        for step, score in ((200, 1.0), (500, 2.0), (900, 2.5), (1000, 5.0))
-    }
-    return compare(models, scores)
-
 
 BASE = inspection()
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -264,190 +225,3 @@ def test_a_model_without_a_score_or_a_table_is_named() -> None:
         compare([BASE, without_table()])
     with pytest.raises(ValueError, match="two models or more, got 1"):
         compare([BASE])
-
-
-def figures_in(page: str) -> dict[str, dict[str, object]]:
-    (text,) = re.findall(
-        r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL
-    )
-    found: dict[str, dict[str, object]] = json.loads(text)
-    return found
-
-
-def own_text(page: str) -> str:
-    """The page without plotly's own code."""
-    before, after = page.split("/**\n* plotly.js", 1)
-    return before + after[after.index("</script>") :]
-
-
-def test_the_page_is_one_file_that_loads_nothing_and_holds_the_data() -> None:
-    page = make_page([BASE])
-    ours = own_text(page)
-    assert "http:" not in ours
-    assert "https:" not in ours
-    assert not re.search(r"\b(src|srcset|action|poster)\s*=|@import|url\(", ours)
-    assert set(re.findall(r'href="(.)', ours)) == {"#"}
-    assert "default-src 'none'" in ours
-    packed = [
-        trace["z"]
-        for figure in figures_in(page).values()
-        for trace in figure["data"]
-        if trace["type"] == "heatmap"
-    ]  # type: ignore[attr-defined]
-    assert packed[0]["shape"] == "64, 64"
-    assert BASE.table is not None
-    sent = np.frombuffer(base64.b64decode(packed[0]["bdata"]), dtype="<f4").reshape(64, 64)
-    np.testing.assert_array_equal(sent, BASE.table.gram)
-
-
-def test_names_and_notes_cannot_break_the_page() -> None:
-    page = make_page([inspection('</script><b a="1">&')])
-    assert "</script><b" not in page
-    assert html.escape('</script><b a="1">&') in page
-    assert "a note about &lt;the&gt; model" in page
-
-
-def test_every_plot_is_valid_to_plotly_and_every_place_has_its_plot() -> None:
-    from plotly import graph_objects
-
-    page = make_page([BASE, without_table(relative=True)], comparison=series())
-    figures = figures_in(page)
-    assert sorted(re.findall(r'data-figure="(\d+)"', page)) == sorted(figures)
-    for figure in figures.values():
-        plain = re.sub(r'"@\w+"', '"#123456"', json.dumps(figure))
-        graph_objects.Figure(json.loads(plain))
-    colors = set(re.findall(r'"@(\w+)"', json.dumps(figures)))
-    for theme in re.findall(r"(?:light|dark): \{(.*?)\}", page, re.DOTALL):
-        assert colors <= set(re.findall(r"(\w+): \"#", theme))
-
-
-def test_fits_are_drawn_over_the_curves_that_they_were_fitted_to() -> None:
-    both = dataclasses.replace(
-        BASE, heads=BASE.heads[:2], relative=BASE.heads[:2], fits=BASE.fits[:2]
-    )
-    for entry in (both, dataclasses.replace(both, heads=())):
-        drawn = [figure["data"] for figure in figures_in(make_page([entry])).values()]
-        names = [[trace.get("name") for trace in traces] for traces in drawn]
-        assert sum("fit, S = 2" in part for part in names) == 2
-
-
-@pytest.fixture
-def _no_ink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of which figures are there and which are not."""
-    monkeypatch.setattr("whence.report.folder.save_figure", lambda _, path: write_bytes(path, b""))
-
-
-@pytest.mark.usefixtures("_no_ink")
-def test_a_folder_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    models = tuple(inspection(f"run/checkpoint-{step}", n_heads=1, n=16) for step in (10, 9))
-    comparison = compare(models)
-    page = write_folder(
-        tmp_path / "out", Results(models, comparison), formats=("svg",), keep=models
-    )
-    assert page.is_file()
-    back = read_folder(tmp_path / "out")
-    assert [entry.model.name for entry in back.inspections] == [
-        "run/checkpoint-9",
-        "run/checkpoint-10",
-    ]
-    assert back.comparison is not None
-    assert back.comparison.to_json() == comparison.to_json()
-    assert back.inspections[1].to_json() == models[0].to_json()
-    names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
-    assert {"heat_maps.svg", "windows.svg", "steps.svg", "run--checkpoint-9.curves-0.svg"} <= names
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.usefixtures("_no_ink")
-def test_figures_of_results_that_are_no_longer_there_go(tmp_path: Path) -> None:
-    first, other = inspection("a", n_heads=1, n=16, layers=(0, 1)), without_table("b")
-    write_folder(tmp_path, Results((first, other)), formats=("png", "svg"), keep=(first, other))
-    figures = tmp_path / "figures"
-    (figures / "mine.png").write_bytes(b"")
-    again = dataclasses.replace(inspection("a", n_heads=1, n=16), fits=())
-    results = Results((again,)).with_earlier(read_folder(tmp_path))
-    write_folder(tmp_path, results, figures_of=(again,), keep=(again,))
-    assert sorted(path.name for path in figures.iterdir()) == [
-        "a.components.png",
-        "a.curves-0.png",
-        "a.matrices-0.png",
-        "a.profiles-0.png",
-        "b.profiles-0.png",
-        "b.profiles-0.svg",
-        "heat_maps.png",
-        "mine.png",
-        "windows.png",
-    ]
-    (tmp_path / "b.json").unlink()
-    write_folder(tmp_path, read_folder(tmp_path))
-    assert not list(figures.glob("b.*"))
-
-
-def test_a_model_under_another_spelling_replaces_itself_and_two_models_share_no_file(
-    tmp_path: Path,
-) -> None:
-    first, again = inspection("runs/a", n_heads=1, n=16), inspection("./runs/a/", n_heads=1, n=16)
-    assert Results((again,)).with_earlier(Results((first,))).inspections == (again,)
-    one, two = (inspection(f"{place}/x/y/z", n_heads=1, n=16) for place in "pq")
-    with pytest.raises(ValueError, match=r"p/x/y/z and q/x/y/z would both .* x--y--z\.json"):
-        write_folder(tmp_path / "out", Results((one, two)), keep=(one, two))
-    assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_written_where_a_figure_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "page.html").write_text("old")
-
-    def broken(*_: object, **__: object) -> Figure:
-        raise RuntimeError("no ink")
-
-    monkeypatch.setattr("whence.report.folder.draw_windows", broken)
-    with pytest.raises(RuntimeError, match="no ink"):
-        write_folder(out, Results((BASE,)), keep=[BASE])
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "page.html"]
-    assert (out / "page.html").read_text() == "old"
-
-
-def test_a_broken_result_is_named_and_other_json_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text('[{"kind": "Inspection"}]')
-    assert read_folder(tmp_path).inspections == ()
-    (tmp_path / "half.json").write_text(inspection(n_heads=1).to_json()[:1000])
-    with pytest.raises(ValueError, match=r"half\.json is not JSON"):
-        read_folder(tmp_path)
-    (tmp_path / "half.json").write_text('{"kind": "Inspection", "model": {}}')
-    with pytest.raises(ValueError, match=r"half\.json: .*another version"):
-        read_folder(tmp_path)
-
-
-def browse(page: Path, tmp_path: Path, *more: str) -> tuple[str, str]:
-    """The page's DOM after its scripts, and what the browser logged."""
-    assert CHROMIUM is not None
-    command = [
-        CHROMIUM,
-        *FLAGS,
-        f"--user-data-dir={tmp_path / 'profile'}",
-        *more,
-        "--dump-dom",
-        page.as_uri(),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to look at the page with")
-def test_a_real_browser_draws_every_plot_without_an_error(tmp_path: Path) -> None:
-    models: list[Inspection] = [inspection(n_heads=3, layers=(0, 1)), without_table(relative=True)]
-    page = save_page(models, tmp_path / "page.html", comparison=series())
-    dom, log = browse(page, tmp_path, "--window-size=400,900")
-    assert not [line for line in log.splitlines() if "CONSOLE" in line], log
-    assert 'data-ready="yes"' in dom
-    body = dom[dom.index("<body") : dom.index('id="figures"')]
-    shut = re.sub(r"<details>.*?</details>", "", body, flags=re.DOTALL)  # drawn when opened
-    places = re.findall(r"<div[^>]*data-figure[^>]*>", shut)
-    assert len(places) > 20
-    assert all('data-drawn="yes"' in place for place in places)
-    assert shut.count('class="main-svg"') >= 2 * len(places)

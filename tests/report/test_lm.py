@@ -1,13 +1,17 @@
 """What `whence lm` reports: the ranking, the tables in three forms, the page."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from lm_jobs import job, results
 from whence.analysis.lm_results import ranked
 from whence.report.lm_page import make_lm_page
-from whence.report.lm_table import formatted, winners
+from whence.report.lm_table import formatted, rank_table
+from whence.report.lm_winners import in_front, tied, winners
 
 
 def test_methods_are_ranked_by_their_mean_loss_at_the_length_of_training() -> None:
@@ -34,7 +38,7 @@ def test_methods_are_ranked_by_their_mean_loss_at_the_length_of_training() -> No
     assert rows[0].peak_bytes == 5_000_001
     markdown = formatted(found, "markdown").splitlines()
     assert markdown[2].startswith("| `a_1` | **2.100 ± 0.141** | – | 100 |")  # noqa: RUF001
-    assert "| `b` | 2.500 ± 0.707 | 4.500 ± 0.707 |" in markdown[3]  # alone, so not the best
+    assert "| `b` | **2.500 ± 0.707** | 4.500 ± 0.707 |" in markdown[3]  # tied; then alone
     latex = formatted(found, "latex")
     assert r"\texttt{a\_1} & \textbf{2.100 $\pm$ 0.141} & --" in latex
     assert latex.count(r"\\") == 4
@@ -74,18 +78,75 @@ def test_the_page_holds_everything_and_asks_for_nothing() -> None:
     for heading in ("Ranking", "Loss and length", "Lag curves", "Where heads look", "Setting"):
         assert f"<h2>{heading}</h2>" in page
     assert "Learned tables" not in page
-    assert "default-src 'none'" in page
+    assert "default-src &#39;none&#39;" in page
     assert 'src="http' not in page
 
 
-def test_the_winners_are_the_best_at_both_ends_and_the_one_that_loses_least() -> None:
+def test_the_winners_are_in_front_at_both_ends_and_from_one_to_the_other() -> None:
     found = results(
         job("near", 0, {16: 1.0, 32: 9.0}),
         job("far", 0, {16: 3.0, 32: 2.5}),
         job("table", 0, {16: 2.0, 32: None}),
     )
-    assert winners(found) == [
-        ("near", "is best at 16 tokens", "1.000 nats, the last of 3 3.000"),
-        ("far", "is best at 32 tokens", "2.500 nats, the last of 2 9.000"),
-        ("far", "goes best from 16 to 32", "-0.500 nats, the last of 2 +8.000"),
+    assert [dataclasses.astuple(card) for card in winners(found)] == [
+        (
+            "near",
+            "has the smallest loss at 16 tokens",
+            "1.000 nats; next table, 2.000; one seed: perhaps chance",
+        ),
+        (
+            "far",
+            "has the smallest loss at 32 tokens",
+            "2.500 nats; next near, 9.000; one seed: perhaps chance",
+        ),
+        (
+            "far",
+            "loses least from 16 to 32 tokens",
+            "-0.500 nats; next near, +8.000; one seed: perhaps chance",
+        ),
     ]
+
+
+def test_equal_digits_of_one_seed_are_a_tie() -> None:
+    found = results(
+        job("a", 0, {16: 2.0, 32: 2.0041}),
+        job("b", 0, {16: 3.0, 32: 3.0044}),
+        job("c", 0, {16: 4.0, 32: 9.0}),
+    )
+    tie = winners(found)[2]
+    assert (tie.name, tie.what) == ("a, b", "are tied in front from 16 to 32 tokens")
+    assert tie.against == "+0.004 nats; equal to the last digit shown; next c, +5.000"
+
+
+def test_a_tie_is_what_differences_of_equal_seeds_do_not_tell_apart() -> None:
+    rng = np.random.default_rng(0)
+    shared = rng.normal(size=4)  # a seed moves both methods by the same amount
+    first = {seed: 2.0 + x for seed, x in enumerate(shared)}
+    for gap, noise in ((0.1, 0.01), (0.01, 0.1), (0.0, 0.1), (0.3, 0.3)):
+        second = {seed: x + gap + noise * rng.normal() for seed, x in first.items()}
+        p = stats.ttest_rel(list(first.values()), list(second.values())).pvalue
+        assert tied(first, second) == (p > 0.05)
+    assert tied(first, first)
+    assert not tied({0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0})  # a gap without any spread
+
+
+def test_a_method_whose_seeds_are_far_apart_is_not_tied_past_one_that_is_behind() -> None:
+    found = {
+        "best": {0: 1.00, 1: 1.01, 2: 1.02},
+        "behind": {0: 1.10, 1: 1.11, 2: 1.12},
+        "wild": {0: 1.00, 1: 9.00, 2: 1.02},
+    }
+    assert tied(found["best"], found["wild"])
+    assert in_front(found) == ["best"]
+    assert in_front({name: found[name] for name in ("best", "wild")}) == ["best", "wild"]
+
+
+def test_the_caption_says_what_was_tuned_and_how_sure_the_order_is() -> None:
+    one = results(job("a", 0, {16: 2.0, 32: 2.0}), learning_rates=[3e-3])
+    assert "the learning rate 0.003: nothing was tuned" in rank_table(one).caption
+    assert "One seed cannot tell a difference from chance" in rank_table(one).caption
+    jobs = [job("a", seed, {16: 2.0, 32: 2.0}) for seed in (0, 1)]
+    several = rank_table(results(*jobs, learning_rates=[1e-3, 3e-3])).caption
+    assert "the learning rates 0.001, 0.003" in several
+    assert "nothing else was tuned" in several
+    assert "the 95% interval of the mean difference between runs of the same seed" in several

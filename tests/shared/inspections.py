@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from whence.analysis.comparison import Comparison, compare
 from whence.analysis.results import (
     Component,
     Fit,
@@ -139,3 +140,16 @@ def without_table(name: str = "synthetic/rope", *, relative: bool = False) -> In
         notes=(),
         versions=VERSIONS,
     )
+
+
+def series() -> Comparison:
+    """Four checkpoints with scores."""
+    models = [
+        inspection(f"run/checkpoint-{step}", r2=0.3 + 0.05 * step / 100, n_heads=2)
+        for step in (1000, 200, 500, 900)
+    ]
+    scores = {
+        f"checkpoint-{step}": score
+        for step, score in ((200, 1.0), (500, 2.0), (900, 2.5), (1000, 5.0))
+    }
+    return compare(models, scores)

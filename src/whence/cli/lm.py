@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from whence.checks import one_of, require
 from whence.cli.errors import one_line_errors
+from whence.cli.inspect import FORMATS as FIGURES
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
 
@@ -108,6 +110,9 @@ def lm(
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the printed table.")
     ] = "text",
+    figures: Annotated[
+        list[str], typer.Option(metavar="|".join(FIGURES), help="Format of the figures.")
+    ] = ["png"],  # noqa: B006  typer copies it
     out: Annotated[
         Path, typer.Option(help="The folder for results and page; made if missing.")
     ] = Path("out/lm"),
@@ -121,6 +126,8 @@ def lm(
     """
     with one_line_errors():
         one_of("format", form, FORMATS)
+        for name in figures:
+            one_of("format of the figures", name, FIGURES)
         require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
         flags: dict[str, Any] = {
             "methods": None if methods is None else read_specs(methods),
@@ -157,7 +164,13 @@ def lm(
         }
         deadline = None if seconds is None else time.monotonic() + seconds
         found, page = compared(
-            config, flags, out, deadline=deadline, ray=ray, side_by_side=side_by_side
+            config,
+            flags,
+            out,
+            deadline=deadline,
+            ray=ray,
+            side_by_side=side_by_side,
+            figures=figures,
         )
     if page is None:
         return
@@ -174,6 +187,7 @@ def compared(
     deadline: float | None = None,
     ray: str | None = None,
     side_by_side: int = 1,
+    figures: Sequence[str] = ("png",),
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
     from whence.bench.machine import machine
@@ -202,9 +216,9 @@ def compared(
         raise SystemExit(UNFINISHED) from None
     if processes()[0] > 0:
         return found, None
-    from whence.report.lm_page import write_lm_report
+    from whence.report.lm_folder import write_lm_report
 
-    return found, write_lm_report(found, out)
+    return found, write_lm_report(found, out, formats=figures)
 
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:

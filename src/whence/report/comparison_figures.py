@@ -61,8 +61,9 @@ def draw_steps(comparison: Comparison) -> Figure:
 def draw_scores(comparison: Comparison) -> Figure:
     """A point a model, the least-squares line, and the correlation with its interval."""
     require(len(comparison.correlations) > 0, "draw_scores needs scores: compare with --scores.")
+    measures = sorted({entry.measure for entry in comparison.correlations})
     figure, grid = panels(
-        2,
+        len(measures),
         columns=2,
         size=(4.1, 3.5),
         share=False,
@@ -70,7 +71,6 @@ def draw_scores(comparison: Comparison) -> Figure:
         detail="Correlations with their 95% intervals by Fisher's transformation.",
     )
     scores = np.array([point.score for point in comparison.points], dtype=float)
-    measures = sorted({entry.measure for entry in comparison.correlations})
     for axes, measure in zip(grid, measures, strict=True):
         off = "without" in measure
         x = np.array([p.whole.r2_off_diagonal if off else p.whole.r2 for p in comparison.points])

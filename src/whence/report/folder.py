@@ -18,6 +18,7 @@ from whence.analysis.json_result import Result
 from whence.analysis.results import Inspection
 from whence.checks import require
 from whence.files import add_to_folder
+from whence.report.checked import check_parts
 from whence.report.comparison_figures import draw_scores, draw_steps
 from whence.report.components import draw_components
 from whence.report.figure_files import save_figure
@@ -63,21 +64,16 @@ def read_folder(folder: Path, *, but: Iterable[str] = ()) -> Results:
 
     `but` are files that are about to be replaced, so that it does not matter what they hold.
     """
-    found: dict[str, list[tuple[Path, str]]] = {name: [] for name in KINDS}
+    found: dict[str, list[Path]] = {name: [] for name in KINDS}
     replaced = set(but)
     for path in sorted(folder.glob("*.json")):
         if path.name in replaced:
             continue
-        text = path.read_text(encoding="utf-8")
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from None
-        kind = data.get("kind") if isinstance(data, dict) else None
+        kind = _kind(path)
         if kind in found:
-            found[kind].append((path, text))
+            found[kind].append(path)
     comparison = _only(Comparison, found["Comparison"])
-    inspections = [_restored(Inspection, *pair) for pair in found["Inspection"]]
+    inspections = [read_result(Inspection, path) for path in found["Inspection"]]
     if comparison is not None:
         order = [point.model for point in comparison.points]
         places = {name: place for place, name in enumerate(order)}
@@ -199,12 +195,32 @@ def _of_model(entry: Inspection) -> Iterator[tuple[str, Callable[[], Figure]]]:
         yield f"{file}.profiles-{layer}", partial(draw_profiles, profiles, name=name)
 
 
-def _only(kind: type[R], files: list[tuple[Path, str]]) -> R | None:
-    return _restored(kind, *files[-1]) if files else None
-
-
-def _restored(kind: type[R], path: Path, text: str) -> R:
+def read_result(kind: type[R], path: Path) -> R:
+    """The result in a file, of which all parts fit together; the error names the file."""
     try:
-        return kind.from_json(text)
-    except (ValueError, TypeError, KeyError) as error:
+        result = kind.from_json(_text(path))
+        check_parts(result)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
+    return result
+
+
+def _only(kind: type[R], files: list[Path]) -> R | None:
+    return read_result(kind, files[-1]) if files else None
+
+
+def _kind(path: Path) -> str | None:
+    """What kind of result a JSON file says that it holds."""
+    try:
+        data = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from None
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from None

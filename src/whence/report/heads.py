@@ -34,7 +34,8 @@ def draw_head_curves(
         detail=f"{what}, by lag, in logits; {MOVED.lower()} Grey: not sensitive to position.",
     )
     shown = [(head.curve - np.nanmean(head.curve))[np.abs(head.lag) <= reach] for head in heads]
-    low, high = min(part.min() for part in shown), max(part.max() for part in shown)
+    low = min(np.nanmin(part) for part in shown)
+    high = max(np.nanmax(part) for part in shown)
     room = 0.15 * float(high - low) or 1.0
     grid[0].set_ylim(float(low) - room, float(high) + room)
     for axes, head in zip(grid, heads, strict=True):

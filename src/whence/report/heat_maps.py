@@ -2,21 +2,28 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from whence.analysis.results import Inspection, TableReport
 from whence.checks import require
 from whence.report.panels import panels
-from whence.report.style import FAINT, INK, INNER_PRODUCTS, labels, number, plain, title
+from whence.report.style import (
+    FAINT,
+    INK,
+    INNER_PRODUCTS,
+    labels,
+    matrix_limits,
+    number,
+    plain,
+    title,
+)
 
 
 def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Figure:
     """One map a model with a position table; the brighter, the greater the inner product.
 
-    Each map has its own scale, from the 1st to the 99th percentile: position 0 alone, where [CLS]
-    stands, would otherwise leave the rest dark.
+    Each map has its own robust scale, see `matrix_limits`.
     """
     names = labels([entry.model.name for entry in inspections])
     pairs = zip(names, inspections, strict=True)
@@ -28,11 +35,11 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
         size=(3.4, 3.2) if len(drawn) > 1 else (4.9, 4.6),
         share=False,
         heading="Inner products of position embeddings",
-        detail="P = E Eᵀ, one cell for two positions. R² of the best Toeplitz fit below each.",
+        detail="P = E Eᵀ, one cell for two positions; colours end at the 1st and 99th percentile.",
     )
     for axes, (name, table) in zip(grid, drawn, strict=True):
         n = len(table.gram)
-        low, high = limits(table)
+        low, high = matrix_limits(table.gram)
         image = axes.imshow(
             table.gram, cmap=INNER_PRODUCTS, vmin=low, vmax=high, extent=(0, n, n, 0)
         )
@@ -48,12 +55,6 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
         bar.ax.tick_params(labelsize=6.5, labelcolor=FAINT, length=0)
     figure.draw_without_rendering()  # square axes get room for their labels in the second pass
     return figure
-
-
-def limits(table: TableReport) -> tuple[float, float]:
-    """The 1st and 99th percentile of P, kept apart where P is constant."""
-    low, high = (float(edge) for edge in np.percentile(table.gram, (1, 99)))
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def caption(table: TableReport, between: str = ", ") -> str:

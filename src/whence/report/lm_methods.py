@@ -18,7 +18,9 @@ from whence.report.style import (
     INNER_PRODUCTS,
     ORANGE,
     inner_limits,
+    matrix_limits,
     plain,
+    short_count,
     title,
 )
 
@@ -225,12 +227,8 @@ def _length_axis(axes: Axes, ticks: Sequence[int], home: int) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator([float(n) for n in ticks]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(FuncFormatter(short_count))
     plain(axes)
-
-
-def _short(value: float, place: int = 0) -> str:
-    return f"{value / 1024:.0f}k" if value >= 1024 and value % 1024 == 0 else f"{value:.0f}"
 
 
 def _spread_out(views: Sequence[LagView], n: int) -> list[LagView]:
@@ -262,7 +260,7 @@ def _gram(axes: Axes, gram: Array | None, n: int, name: str) -> None:
     if gram is None:
         axes.axis("off")
         return
-    low, high = (float(edge) for edge in np.percentile(gram, (1, 99)))
+    low, high = matrix_limits(gram)
     axes.imshow(
         gram,
         cmap=INNER_PRODUCTS,

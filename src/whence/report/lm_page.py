@@ -1,53 +1,52 @@
-"""What `whence lm` leaves to look at: the page, the table in three forms, the figures."""
+"""The page of `whence lm`: one run, or several runs side by side."""
 
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 
 from whence.analysis.lm_results import Language
 from whence.checks import require
-from whence.files import write_text
 from whence.report import lm_sections as sections
-from whence.report.figure_files import save_png
-from whence.report.html_page import html_page
-from whence.report.lm_figures import draw_attention, draw_by_length
-from whence.report.lm_table import formatted
-from whence.report.sections import Page
+from whence.report.html_page import Section, html_page
+from whence.report.lm_side_by_side import side_by_side
 
-PAGE = "page.html"
+FOOTER = (
+    "Made by whence lm. Lag is key minus query; positions, layers and heads count from 0. Pictures "
+    "are of the first seed."
+)
 
 
 def make_lm_page(results: Language) -> str:
-    """The page as text."""
-    page = Page()
-    parts = [
-        ("ranking", "Ranking", sections.summary(results)),
-        ("lengths", "Loss and length", sections.lengths(page, results)),
-        ("curves", "Lag curves", sections.lag_curves(page, results)),
-        ("attention", "Where heads look", sections.attention(page, results)),
-        ("tables", "Learned tables", sections.tables(page, results)),
-        ("setting", "Setting", sections.setting(results)),
-    ]
+    """The page of one run as text."""
     names = ", ".join(results.methods[:4])
     more = f" and {len(results.methods) - 4} more" if len(results.methods) > 4 else ""
     return html_page(
         f"{names}{more}: compared",
         f"{len(results.methods)} ways to tell a model where its tokens are",
-        parts,
-        page,
-        footer="Made by whence lm. Lag is key minus query; positions, layers and heads count "
-        "from 0. Pictures are of the first seed.",
+        _sections(results),
+        footer=FOOTER,
     )
 
 
-def write_lm_report(results: Language, out: Path, *, figures: bool = True) -> Path:
-    """Page, table.md, table.tex and figures into a folder, each whole or not at all: the page."""
-    require(
-        len(results.jobs) > 0,
-        f"{out} has no finished job yet: the whence lm that began there goes on with it.",
-    )
-    for name, form in (("table.md", "markdown"), ("table.tex", "latex")):
-        write_text(out / name, f"{formatted(results, form)}\n")
-    if figures:
-        save_png(draw_by_length(results), out / "figures" / "length.png", dpi=150)
-        if any(job.attention for job in results.jobs):
-            save_png(draw_attention(results), out / "figures" / "attention.png", dpi=150)
-    return write_text(out / PAGE, make_lm_page(results))
+def make_runs_page(runs: Mapping[str, Language]) -> str:
+    """The page of several runs by name: first what differs between them, then each of them."""
+    require(len(runs) > 1, f"a page of several runs needs two or more, got {len(runs)}.")
+    parts: list[Section | None] = [side_by_side(runs)]
+    for place, (name, results) in enumerate(runs.items()):
+        parts += [
+            replace(part, key=f"{part.key}-{place}", heading=f"{name}: {part.heading}")
+            for part in _sections(results)
+            if part is not None
+        ]
+    names = " and ".join(runs) if len(runs) < 4 else f"{len(runs)} runs"
+    return html_page(f"{names}: compared", f"{names}, side by side", parts, footer=FOOTER)
+
+
+def _sections(results: Language) -> list[Section | None]:
+    return [
+        sections.ranking(results),
+        sections.lengths(results),
+        sections.lag_curves(results),
+        sections.attention(results),
+        sections.tables(results),
+        sections.setting(results),
+    ]

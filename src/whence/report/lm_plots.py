@@ -1,17 +1,30 @@
 """The plots of the page of `whence lm`, as plotly's JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from whence.analysis.json_result import Array
-from whence.analysis.lm_results import SCRATCH, SLIDING, Job, LagView, Language, ranked
-from whence.report.plots import COLORS, DASHES, SYMBOLS, Plot, packed, plot, scale
-from whence.report.style import ATTENTION, INNER_PRODUCTS
-
-BELOW: Plot = {"orientation": "h", "y": -0.25}
+from whence.analysis.lm_results import SCRATCH, SLIDING, Job, LagView, Language, Mean, ranked
+from whence.report.plots import (
+    BELOW,
+    COLORS,
+    DASHES,
+    LAG,
+    SYMBOLS,
+    Plot,
+    counts_axis,
+    limits_of,
+    matrix,
+    packed,
+    plot,
+    scale,
+    square,
+    tile,
+)
+from whence.report.style import ATTENTION, INNER_PRODUCTS, matrix_limits
 
 
 def looks(results: Language) -> Iterator[tuple[str, str, str, str]]:
@@ -25,33 +38,39 @@ def by_length(results: Language, how: str) -> Plot:
     rows = {row.method: row for row in ranked(results)}
     traces = []
     for name, color, symbol, dash in looks(results):
-        row = rows[name]
-        found = {SCRATCH: row.scratch, SLIDING: row.sliding}[how]
-        pairs = [(n, x) for n, x in zip(results.lengths, found, strict=True) if x is not None]
-        if not pairs:
-            continue
-        traces.append(
-            {
-                **_line(name, [n for n, _ in pairs], [x.mean for _, x in pairs], color, dash),
-                "mode": "lines+markers",
-                "marker": {"color": color, "symbol": symbol, "size": 7},
-                "error_y": {
-                    "array": [x.spread or 0.0 for _, x in pairs],
-                    "visible": any(x.spread for _, x in pairs),
-                    "thickness": 1,
-                    "width": 3,
-                },
-                "hovertemplate": "length %{x}: %{y:.3f}",
-            }
-        )
+        found = {SCRATCH: rows[name].scratch, SLIDING: rows[name].sliding}[how]
+        line = loss_line(name, zip(results.lengths, found, strict=True), color, dash, symbol)
+        traces += [] if line is None else [line]
     return plot(
         traces,
-        xaxis={"type": "log", "title": {"text": "tokens"}, "tickvals": list(results.lengths)},
+        xaxis=counts_axis(results.lengths, "tokens"),
         yaxis={"title": {"text": "loss, nats"}},
         shapes=[_mark(int(results.config["train_length"]))],
         legend=BELOW,
         showlegend=True,
     )
+
+
+def loss_line(
+    name: str, found: Iterable[tuple[int, Mean | None]], color: str, dash: str, symbol: str
+) -> Plot | None:
+    """A line of losses with the spread over seeds; None where there is no loss at all."""
+    pairs = [(n, x) for n, x in found if x is not None]
+    if not pairs:
+        return None
+    said = "%{x:,} tokens: %{y:.3f} nats<br>%{text}"
+    return {
+        **_line(name, [n for n, _ in pairs], [x.mean for _, x in pairs], color, dash, said),
+        "mode": "lines+markers",
+        "marker": {"color": color, "symbol": symbol, "size": 7},
+        "error_y": {
+            "array": [x.spread or 0.0 for _, x in pairs],
+            "visible": any(x.spread for _, x in pairs),
+            "thickness": 1,
+            "width": 3,
+        },
+        "text": [_seeds(x) for _, x in pairs],
+    }
 
 
 def by_position(results: Language, length: int) -> Plot:
@@ -63,10 +82,12 @@ def by_position(results: Language, length: int) -> Plot:
         if curves:
             y = np.mean([x.by_position for x in curves], axis=0)
             place = curves[0].position + 1
-            traces.append(_line(name, packed(place), packed(y), color, dash))
+            said = "near position %{x:,.0f}: %{y:.3f} nats"
+            traces.append(_line(name, packed(place), packed(y), color, dash, said))
+    powers = [2.0**n for n in range(length.bit_length())]
     return plot(
         traces,
-        xaxis={"type": "log", "title": {"text": "position in the sequence"}},
+        xaxis=counts_axis(powers, "position in the sequence"),
         yaxis={"title": {"text": "loss, nats"}},
         shapes=[_mark(int(results.config["train_length"]))],
         legend=BELOW,
@@ -82,7 +103,8 @@ def training(results: Language) -> Plot:
         if jobs:
             n = min(len(job.steps) for job in jobs)
             y = np.mean([job.train_loss[:n] for job in jobs], axis=0)
-            traces.append(_line(name, packed(jobs[0].steps[:n]), packed(y), color, dash))
+            said = "step %{x:,}: %{y:.3f} nats"
+            traces.append(_line(name, packed(jobs[0].steps[:n]), packed(y), color, dash, said))
     return plot(
         traces,
         xaxis={"title": {"text": "step"}},
@@ -102,9 +124,10 @@ def toeplitz(job: Job) -> Plot:
     ):
         y = [getattr(trace.table, field) for trace in job.toeplitz]
         null = [getattr(trace.table, f"null_{field}") for trace in job.toeplitz]
-        traces.append(_line(name, steps, y, color, "solid"))
+        said = "step %{x:,}: R² %{y:.3f}"
+        traces.append(_line(name, steps, y, color, "solid", said))
         if None not in null:
-            pale = _line(f"random table, {name}", steps, null, color, "dot")
+            pale = _line(f"random table, {name}", steps, null, color, "dot", said)
             traces.append({**pale, "opacity": 0.7})
     return plot(
         traces,
@@ -120,18 +143,12 @@ def heads(view: LagView) -> Plot:
     traces = []
     for head, (first, last) in enumerate(zip(view.before, view.after, strict=True)):
         color = COLORS[head % len(COLORS)]
-        before = _line(f"head {head} before", packed(view.lag), packed(first), color, "dot")
+        lag, said = packed(view.lag), "lag %{x}: %{y:.3g}"
+        before = _line(f"head {head}, before training", lag, packed(first), color, "dot", said)
         traces.append({**before, "opacity": 0.55, "line": {**before["line"], "width": 1}})
-        traces.append(_line(f"head {head}", packed(view.lag), packed(last), color, "solid"))
-    for trace in traces:
-        trace["hovertemplate"] = "lag %{x}: %{y:.3g}"
+        traces.append(_line(f"head {head}", lag, packed(last), color, "solid", said))
     seen = np.isfinite(view.after).any(axis=0)
-    return plot(
-        traces,
-        xaxis={"nticks": 5, "range": [float(view.lag[seen].min()), float(view.lag[seen].max())]},
-        yaxis={"nticks": 4, "exponentformat": "e"},
-        margin={"l": 40, "r": 6, "t": 2, "b": 22},
-    )
+    return tile(traces, limits_of(view.lag[seen]), None, view.quantity)
 
 
 def attention_map(views: tuple[LagView, ...], when: str) -> Plot:
@@ -152,40 +169,36 @@ def attention_map(views: tuple[LagView, ...], when: str) -> Plot:
             "thickness": 10,
             "outlinewidth": 0,
             "tickvals": [top - 3, top - 2, top - 1, top],
-            "ticktext": [f"{10 ** (top - x):.2g}" for x in (3, 2, 1, 0)],
+            "ticktext": [f"{'≤ ' if x == 3 else ''}{10 ** (top - x):.2g}" for x in (3, 2, 1, 0)],
         },
-        "hovertemplate": "layer.head %{y}, lag %{x}: 10^%{z:.2f}<extra></extra>",
+        "customdata": packed(values),
+        "hovertemplate": "layer.head %{y}, lag %{x}<br>weight %{customdata:.2g}<extra></extra>",
     }
     return plot(
         [trace],
-        xaxis={"title": {"text": "lag = key − query"}, "showgrid": False},  # noqa: RUF001
-        yaxis={"type": "category", "autorange": "reversed", "nticks": 12, "showgrid": False},
-        margin={"l": 40, "r": 0, "t": 6, "b": 40},
+        xaxis={"title": {"text": LAG}, "showgrid": False},
+        yaxis={
+            "type": "category",
+            "autorange": "reversed",
+            "nticks": 12,
+            "showgrid": False,
+            "title": {"text": "layer.head", "standoff": 4},
+        },
+        margin={"l": 48, "r": 0, "t": 6, "b": 40},
     )
 
 
 def gram_map(gram: Array) -> Plot:
     """P = E E^T of a learned table."""
-    low, high = (float(edge) for edge in np.percentile(gram, (1, 99)))
-    square = {"constrain": "domain", "showgrid": False, "zeroline": False}
     trace = {
-        "type": "heatmap",
-        "z": packed(gram),
-        "colorscale": scale(INNER_PRODUCTS),
-        "zmin": low,
-        "zmax": high if high > low else low + 1,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.9},
-        "hovertemplate": "positions %{y} and %{x}: %{z:.4g}<extra></extra>",
+        **matrix(gram, INNER_PRODUCTS, matrix_limits(gram)),
+        "hovertemplate": "positions %{y} and %{x}<br>inner product %{z:.4g}<extra></extra>",
     }
-    return plot(
-        [trace],
-        xaxis={**square, "title": {"text": "position"}},
-        yaxis={**square, "autorange": "reversed", "scaleanchor": "x"},
-        margin={"l": 40, "r": 0, "t": 6, "b": 40},
-    )
+    return square([trace], across="position", down="position")
 
 
-def _line(name: str, x: Any, y: Any, color: str, dash: str) -> Plot:
+def _line(name: str, x: Any, y: Any, color: str, dash: str, said: str) -> Plot:
+    """A line; `said` is what a mouse over a point brings up, below the line's name."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -193,8 +206,16 @@ def _line(name: str, x: Any, y: Any, color: str, dash: str) -> Plot:
         "x": x,
         "y": y,
         "line": {"color": color, "dash": dash, "width": 2},
-        "hovertemplate": "%{x:.4g}: %{y:.4g}",
+        "hovertemplate": _hover(said),
     }
+
+
+def _hover(said: str) -> str:
+    return f"<b>%{{fullData.name}}</b><br>{said}<extra></extra>"
+
+
+def _seeds(found: Mean) -> str:
+    return "one seed" if found.spread is None else f"± {found.spread:.3f} over {found.n} seeds"
 
 
 def _mark(length: int) -> Plot:

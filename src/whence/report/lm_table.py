@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from whence.analysis.lm_results import Language, Mean, Row, ranked
 from whence.checks import one_of
+from whence.report.lm_winners import certainty, in_front, losses
 
 FORMATS = ("markdown", "latex")
 NONE = "–"  # noqa: RUF001
@@ -12,7 +13,7 @@ ESCAPED = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "±": r
 
 @dataclass(frozen=True)
 class RankTable:
-    """Text cells, best method first; `best` are the places (row, column) of the smallest losses."""
+    """Text cells, best method first; `best` are the places (row, column) of losses in front."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -25,13 +26,13 @@ def rank_table(results: Language) -> RankTable:
     rows = ranked(results)
     lengths = results.lengths
     task = results.config["task"] != "text"
-    losses = [[row.scratch[place] for row in rows] for place in range(len(lengths))]
-    best = set()
-    for column, found in enumerate(losses):
-        known = [x.mean for x in found if x is not None]
-        for place, x in enumerate(found):
-            if x is not None and len(known) > 1 and x.mean == min(known):
-                best.add((place, 1 + column))
+    found = [losses(results, length) for length in lengths]
+    best = {
+        (place, 1 + column)
+        for column, of_length in enumerate(found)
+        for place, row in enumerate(rows)
+        if len(of_length) > 1 and row.method in in_front(of_length)
+    }
     head = ["method", *(f"loss at {n:,}" for n in lengths)]
     head += [f"right at {n:,}" for n in lengths] if task else []
     speed = results.side_by_side == 1 or any(row.tokens_a_second is not None for row in rows)
@@ -64,8 +65,8 @@ def _cells(
     rate = [f"{row.learning_rate:g}"] if with_rate else []
     speed = [known] if with_speed else []
     memory = NONE if row.peak_bytes is None else f"{row.peak_bytes / 1e6:,.0f} MB"
-    losses = [loss_text(x) for x in row.scratch]
-    return (row.method, *losses, *share, *seeds, *rate, *speed, memory, f"{row.positional:,}")
+    scratch = [loss_text(x) for x in row.scratch]
+    return (row.method, *scratch, *share, *seeds, *rate, *speed, memory, f"{row.positional:,}")
 
 
 def loss_text(found: Mean | None) -> str:
@@ -91,38 +92,21 @@ def caption(results: Language) -> str:
     rates = ", ".join(f"{rate:g}" for rate in _several_rates(results))
     chosen = (
         f" Each method has that of the learning rates {rates} which gave it the smallest loss with "
-        "the first seed, on data that is not reported here."
+        "the first seed, on data that is not reported here; nothing else was tuned."
+    )
+    one_rate = (
+        f" All have the learning rate {float(next(iter(config['learning_rates']))):g}: nothing was "
+        "tuned for any of them."
+        if config.get("learning_rates")
+        else ""
     )
     return (
         f"Loss in nats a token from scratch, {over}; {config['objective']}, {what}{tokens}. "
         f"{config['n_layers']} layers of {config['n_heads']} heads, width {config['d_model']}, "
         f"trained at length {config['train_length']} for {config['steps']:,} steps of "
         f"{config['batch'] * config['train_length']:,} tokens. Own parameters are the method's."
-        f"{chosen if rates else ''}{shared if n > 1 else ''}"
+        f"{chosen if rates else one_rate} {certainty(results)}{shared if n > 1 else ''}"
     )
-
-
-def winners(results: Language) -> list[tuple[str, str, str]]:
-    """The first of each kind: a method, of what, and against what to hold it."""
-    rows, lengths = ranked(results), results.lengths
-    home = lengths.index(int(results.config["train_length"]))
-    told = []
-    for place in dict.fromkeys((home, len(lengths) - 1)):
-        found = [(x.mean, row.method) for row in rows if (x := row.scratch[place]) is not None]
-        if found:
-            loss, name = min(found)
-            worst = f", the last of {len(found)} {max(found)[0]:.3f}" if len(found) > 1 else ""
-            told.append((name, f"is best at {lengths[place]:,} tokens", f"{loss:.3f} nats{worst}"))
-    gains = [
-        (far.mean - near.mean, row.method)
-        for row in rows
-        if (near := row.scratch[home]) is not None and (far := row.scratch[-1]) is not None
-    ]
-    if len(gains) > 1 and lengths[-1] > lengths[home]:
-        gain, name = min(gains)
-        against = f"{gain:+.3f} nats, the last of {len(gains)} {max(gains)[0]:+.3f}"
-        told.append((name, f"goes best from {lengths[home]:,} to {lengths[-1]:,}", against))
-    return told
 
 
 def reasons(results: Language) -> list[str]:

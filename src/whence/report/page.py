@@ -10,7 +10,6 @@ from whence.checks import require
 from whence.files import write_text
 from whence.report import sections
 from whence.report.html_page import html_page
-from whence.report.sections import Page
 from whence.report.style import labels
 
 
@@ -34,17 +33,16 @@ def make_page(
 ) -> str:
     """The page as text."""
     require(len(inspections) > 0, "a page needs the results of one model or more, got none.")
-    page = Page()
     parts = [
-        ("summary", "Summary", sections.summary(inspections)),
-        ("series", "Through the series", sections.series(page, comparison)),
-        ("table", "Position table", sections.tables(page, inspections)),
-        ("components", "Principal components", sections.components(page, inspections)),
-        ("heads", "Heads", sections.heads(page, inspections)),
-        ("fits", "TISA fits", sections.fits(page, inspections)),
-        ("profiles", "Measured lag profiles", sections.profiles(page, inspections)),
-        ("criteria", "Criteria", sections.criteria(criteria)),
-        ("notes", "Notes", sections.notes(inspections)),
+        sections.summary(inspections),
+        sections.series(comparison),
+        sections.tables(inspections),
+        sections.components(inspections),
+        sections.heads(inspections),
+        sections.fits(inspections),
+        sections.profiles(inspections),
+        sections.criteria(criteria),
+        sections.notes(inspections),
     ]
     names = ", ".join(labels([entry.model.name for entry in inspections])[:3])
     more = f" and {len(inspections) - 3} more" if len(inspections) > 3 else ""
@@ -55,7 +53,6 @@ def make_page(
         f"{names + more}: position",
         f"What {names + more} {whose} about position",
         parts,
-        page,
         footer=f"Made by whence inspect with {made}. Lag is key minus query; positions, layers and "
         "heads count from 0.",
     )

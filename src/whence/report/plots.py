@@ -14,13 +14,27 @@ from whence.analysis.comparison import Comparison
 from whence.analysis.fit import fitted
 from whence.analysis.json_result import Array
 from whence.analysis.results import Fit, HeadReport, Inspection, LagProfile, TableReport
-from whence.report.heat_maps import limits
-from whence.report.style import ATTENTION, INNER_PRODUCTS, inner_limits, labels
+from whence.report.style import (
+    ATTENTION,
+    INNER_PRODUCTS,
+    inner_limits,
+    labels,
+    matrix_limits,
+    number,
+    short_count,
+)
 
 Plot = dict[str, Any]
-COLORS, SYMBOLS = ("@blue", "@orange", "@ink", "@sky", "@purple"), ("circle", "square", "diamond")
+# Ten colours, seven symbols and four dashes: no two of 140 lines look the same.
+COLORS = (
+    *("@blue", "@orange", "@ink", "@green", "@purple", "@amber", "@sky", "@brown", "@grey"),
+    "@pink",
+)
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 DASHES = ("solid", "dash", "dashdot", "dot")
-MOST_CELLS, MOST_IN_TILE = 512, 64
+MOST_CELLS, MOST_IN_TILE, MOST_TICKS = 512, 64, 7
+BELOW: Plot = {"orientation": "h", "y": -0.25}  # where a legend goes
+LAG = "lag = key − query"  # noqa: RUF001
 
 
 def heat_map(table: TableReport) -> Plot:
@@ -28,26 +42,14 @@ def heat_map(table: TableReport) -> Plot:
     step = -(-len(table.gram) // MOST_CELLS)
     gram = table.gram[::step, ::step]
     place = np.arange(0, len(table.gram), step)
-    low, high = limits(table)
     trace = {
-        "type": "heatmap",
-        "z": packed(gram),
+        **matrix(gram, INNER_PRODUCTS, matrix_limits(table.gram)),
         "x": packed(place),
         "y": packed(place),
-        "colorscale": scale(INNER_PRODUCTS),
-        "zmin": low,
-        "zmax": high,
         "zsmooth": "fast" if len(gram) > 128 else False,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.9},
         "hovertemplate": "positions %{y} and %{x}<br>inner product %{z:.4g}<extra></extra>",
     }
-    square = {"constrain": "domain", "showgrid": False, "zeroline": False}
-    return plot(
-        [trace],
-        xaxis={**square, "title": {"text": "position"}},
-        yaxis={**square, "autorange": "reversed", "scaleanchor": "x"},
-        margin={"l": 40, "r": 0, "t": 6, "b": 40},
-    )
+    return square([trace], across="position", down="position")
 
 
 def windows(inspections: Sequence[Inspection], field: str) -> Plot:
@@ -93,9 +95,9 @@ def windows(inspections: Sequence[Inspection], field: str) -> Plot:
     ends = sorted({end for trace in traces for end in trace["x"]})
     return plot(
         traces,
-        xaxis={"type": "log", "title": {"text": "window: rows up to"}, "tickvals": ends},
+        xaxis=counts_axis(ends, "window: rows up to"),
         yaxis={"range": [-0.03, 1.03], "title": {"text": "R²"}},
-        legend={"orientation": "h", "y": -0.28},
+        legend=BELOW,
         showlegend=True,
     )
 
@@ -153,25 +155,60 @@ def head_curve(head: HeadReport, fit: Fit | None) -> Plot:
         over = (fitted(fit, head.lag) + fit.level).astype(np.float32)
         lines.append(over)
         traces.append(_line(head.lag, over, "@orange", f"fit, S = {fit.kernels}", dash="dash"))
-    return _tile(traces, head.lag, lines)
+    return tile(traces, limits_of(head.lag), inner_limits(head.lag, *lines))
 
 
 def head_matrix(head: HeadReport) -> Plot:
     """The corner of the head's matrix over the first positions."""
-    corner = head.matrix[:MOST_IN_TILE, :MOST_IN_TILE]
-    low, high = (float(edge) for edge in np.percentile(corner, (1, 99)))
-    axis = {"constrain": "domain", "showgrid": False, "zeroline": False, "nticks": 4}
+    corner = drawn_corner(head)
     trace = {
-        "type": "heatmap",
-        "z": packed(corner),
-        "colorscale": scale(ATTENTION),
-        "showscale": False,
-        "zmin": low,
-        "zmax": high if high > low else low + 1,
-        "hovertemplate": "query %{y}, key %{x}: %{z:.3g}<extra></extra>",
+        **matrix(corner, ATTENTION, matrix_limits(corner)),
+        "hovertemplate": "query %{y}, key %{x}: %{z:.3g} logits<extra></extra>",
     }
-    upside = {**axis, "autorange": "reversed", "scaleanchor": "x"}
-    return plot([trace], xaxis=axis, yaxis=upside, margin={"l": 24, "r": 4, "t": 2, "b": 20})
+    return square([trace], across="key", down="query", nticks=4)
+
+
+def drawn_corner(head: HeadReport) -> Array:
+    """The cells of a head's matrix that the page draws."""
+    return head.matrix[:MOST_IN_TILE, :MOST_IN_TILE]
+
+
+def matrix(values: Array, colors: str, limits: tuple[float, float]) -> Plot:
+    """A heat map with its colour bar, whose ends say that cells may lie beyond them."""
+    low, high = limits
+    ticks = np.linspace(low, high, 3)
+    texts = [number(float(tick), digits=2) for tick in ticks]
+    return {
+        "type": "heatmap",
+        "z": packed(values),
+        "colorscale": scale(colors),
+        "zmin": low,
+        "zmax": high,
+        "colorbar": {
+            "thickness": 8,
+            "outlinewidth": 0,
+            "len": 0.94,
+            "tickvals": [float(tick) for tick in ticks],
+            "ticktext": [f"≤ {texts[0]}", *texts[1:-1], f"≥ {texts[-1]}"],
+        },
+    }
+
+
+def square(traces: list[Plot], *, across: str, down: str, nticks: int = 6) -> Plot:
+    """A plot of a matrix: square cells, the first row at the top."""
+    axis = {"constrain": "domain", "showgrid": False, "zeroline": False, "nticks": nticks}
+    return plot(
+        traces,
+        xaxis={**axis, "title": {"text": across, "standoff": 4}},
+        yaxis={
+            **axis,
+            "autorange": "reversed",
+            "scaleanchor": "x",
+            "constraintoward": "top",
+            "title": {"text": down, "standoff": 4},
+        },
+        margin={"l": 44, "r": 0, "t": 6, "b": 38},
+    )
 
 
 def profile(entry: LagProfile) -> Plot:
@@ -180,7 +217,7 @@ def profile(entry: LagProfile) -> Plot:
         *_band(entry.lag, entry.low, entry.high, "@purple"),
         _line(entry.lag, entry.mean, "@purple", "mean logit"),
     ]
-    return _tile(traces, entry.lag, [entry.mean])
+    return tile(traces, limits_of(entry.lag), inner_limits(entry.lag, entry.mean))
 
 
 def criterion(inspection: Inspection) -> Plot:
@@ -198,7 +235,7 @@ def criterion(inspection: Inspection) -> Plot:
                 "color": "@orange",
                 "size": [9 if fit.kernels == entry.chosen else 0 for fit in entry.fits],
             },
-            "hovertemplate": "S = %{x}: 1 - R² = %{y:.2g}",
+            "hovertemplate": "%{fullData.name}<br>S = %{x}: 1 - R² = %{y:.2g}<extra></extra>",
         }
         for entry in inspection.fits
     ]
@@ -243,9 +280,13 @@ def steps(comparison: Comparison, field: str) -> Plot:
                 )
     return plot(
         traces,
-        xaxis={"title": {"text": "training step" if stepped else ""}, "automargin": True},
+        xaxis={
+            "type": "linear" if stepped else "category",  # plotly would take some names for dates
+            "title": {"text": "training step" if stepped else ""},
+            "automargin": True,
+        },
         yaxis={"range": [-0.03, 1.03], "title": {"text": "R²"}},
-        legend={"orientation": "h", "y": -0.3},
+        legend=BELOW,
         showlegend=True,
     )
 
@@ -300,7 +341,7 @@ def _line(lag: Array, values: Array, color: str, name: str, *, dash: str = "soli
         "x": packed(lag),
         "y": packed(values),
         "line": {"color": color, "width": 1.6, "dash": dash},
-        "hovertemplate": f"lag %{{x}}: %{{y:.3g}}<extra>{name}</extra>",
+        "hovertemplate": "lag %{x}: %{y:.3g}",
     }
 
 
@@ -318,13 +359,48 @@ def _band(lag: Array, low: Array, high: Array, color: str) -> list[Plot]:
     ]
 
 
-def _tile(traces: list[Plot], lag: Array, lines: Sequence[Array]) -> Plot:
+def tile(
+    traces: list[Plot],
+    lags: tuple[float, float],
+    values: tuple[float, float] | None,
+    what: str = "logits",
+) -> Plot:
+    """A small plot by lag of `what`; its y axis takes what it needs where no limits are given."""
+    limits = {} if values is None else {"range": list(values)}
     return plot(
         traces,
-        xaxis={"nticks": 5, "range": [float(lag.min()), float(lag.max())]},
-        yaxis={"nticks": 4, "range": list(inner_limits(lag, *lines)), "exponentformat": "e"},
-        margin={"l": 40, "r": 6, "t": 2, "b": 22},
+        xaxis={"nticks": 5, "range": list(lags), "title": {"text": LAG, "standoff": 3}},
+        yaxis={"nticks": 4, "exponentformat": "e", **limits},
+        annotations=[  # lying above the axis it takes no width, and meets no number
+            {
+                "text": what,
+                "showarrow": False,
+                "xref": "paper",
+                "yref": "paper",
+                "x": 0,
+                "y": 1,
+                "xanchor": "left",
+                "yanchor": "bottom",
+            }
+        ],
+        margin={"l": 44, "r": 6, "t": 18, "b": 34},
     )
+
+
+def limits_of(lag: Array) -> tuple[float, float]:
+    """The first lag and the last."""
+    return float(lag.min()), float(lag.max())
+
+
+def counts_axis(ticks: Sequence[float], title: str) -> Plot:
+    """A logarithmic axis of numbers of tokens, with labels at these and nowhere else."""
+    shown = list(ticks)[:: -(-len(ticks) // MOST_TICKS) or 1]
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "tickvals": shown,
+        "ticktext": [short_count(tick) for tick in shown],
+    }
 
 
 def plot(traces: list[Plot], **layout: Any) -> Plot:

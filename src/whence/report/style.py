@@ -12,13 +12,19 @@ from matplotlib.axes import Axes
 from whence.analysis.json_result import Array
 
 INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
-BLUE, ORANGE, SKY, PURPLE = "#0072b2", "#d55e00", "#56b4e9", "#aa4499"
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
+AMBER, SKY, BROWN, GREY, PINK = "#c28a00", "#56b4e9", "#8a5a2b", "#8b9199", "#e07bb5"
 SERIES = (  # a colour, a marker and a dash each, so that no line is told by colour alone
     (BLUE, "o", "-"),
     (ORANGE, "s", "--"),
     (INK, "^", "-."),
-    (SKY, "D", ":"),
+    (GREEN, "D", ":"),
     (PURPLE, "v", "-"),
+    (AMBER, "P", "--"),
+    (SKY, "X", "-."),
+    (BROWN, "<", ":"),
+    (GREY, ">", "-"),
+    (PINK, "*", "--"),
 )
 INNER_PRODUCTS, ATTENTION = "inferno", "viridis"  # two maps, as they are two things
 
@@ -47,13 +53,15 @@ def title(axes: Axes, text: str, detail: str = "") -> None:
     axes.set_title(detail, loc="right", fontsize=7, color=FAINT, pad=4)
 
 
-def number(value: float, place: int = 0) -> str:
-    """Three digits, with a minus sign that is as wide as a plus."""
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+def number(value: float, place: int = 0, *, digits: int = 3) -> str:
+    """A few digits, with a minus sign that is as wide as a plus."""
+    return f"{value:.{digits}g}".replace("-", "\N{MINUS SIGN}")
 
 
 def labels(names: Sequence[str], width: int = 30) -> list[str]:
     """The last parts of the models' names, as many of them as it takes to tell the models apart.
+
+    A long name is cut in its middle, unless that makes two of them alike.
 
     >>> labels(["runs/a/checkpoint-5", "runs/b/checkpoint-5"])
     ['a/checkpoint-5', 'b/checkpoint-5']
@@ -63,7 +71,8 @@ def labels(names: Sequence[str], width: int = 30) -> list[str]:
         tails = ["/".join(part[-count:]) for part in parts]
         if len(set(tails)) == len(set(names)):
             break
-    return [_cut(tail, width) for tail in tails]
+    cut = [_cut(tail, width) for tail in tails]
+    return cut if len(set(cut)) == len(set(tails)) else tails
 
 
 def short(name: str, width: int = 30) -> str:
@@ -76,6 +85,34 @@ def _cut(name: str, width: int) -> str:
         return name
     half = (width - 1) // 2
     return f"{name[:half]}\N{HORIZONTAL ELLIPSIS}{name[-half:]}"
+
+
+def matrix_limits(matrix: Array) -> tuple[float, float]:
+    """The ends of a matrix' colour scale: the 1st and 99th percentile of the cells off position 0.
+
+    Position 0, where [CLS] stands in many models, is far off the others: in a small matrix its row
+    and column alone would take the whole scale.
+    """
+    inner = matrix[1:, 1:] if min(matrix.shape) > 2 else matrix
+    known = inner[np.isfinite(inner)]
+    if not known.size:
+        return -0.5, 0.5
+    low, high = (float(edge) for edge in np.percentile(known, (1, 99)))
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def beyond(matrix: Array, limits: tuple[float, float]) -> float:
+    """The share of the cells that lie beyond a colour scale: they have the colour of its end."""
+    return float(np.mean((matrix < limits[0]) | (matrix > limits[1])))
+
+
+def short_count(value: float, place: int = 0) -> str:
+    """A number of tokens in few characters.
+
+    >>> short_count(512), short_count(2048), short_count(1000)
+    ('512', '2k', '1,000')
+    """
+    return f"{value / 1024:.0f}k" if value >= 1024 and value % 1024 == 0 else f"{value:,.0f}"
 
 
 def inner_limits(lag: Array, *curves: Array) -> tuple[float, float]:
