@@ -7,7 +7,6 @@ The tokenizer is a byte-level BPE that is trained on the training text.
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from whence.experiments import save_corpus
@@ -24,10 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     valid = None if options.valid is None else str(options.valid)
     texts = read_texts(str(options.data), valid)
-    with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "tokenizer.json"
-        size = options.vocab_size
-        stored = tokenizer_for(texts, cache=cache, given=options.tokenizer, vocab_size=size)
+    size = options.vocab_size
+    stored = tokenizer_for(texts, cache=None, given=options.tokenizer, vocab_size=size)
     corpus = encoded(texts, stored)
     save_corpus(corpus, stored.tokenizer, options.out)
     print(

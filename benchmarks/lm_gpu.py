@@ -49,7 +49,7 @@ def rehearsal(plan: Plan, folder: Path) -> Plan:
     text = folder / "text.txt"
     text.write_text(python_help_text()[:30_000], encoding="utf-8")
     texts = read_texts(str(text), None)
-    stored = tokenizer_for(texts, cache=folder / "tokenizer.json", given=None, vocab_size=300)
+    stored = tokenizer_for(texts, cache=None, given=None, vocab_size=300)
     corpus = save_corpus(encoded(texts, stored), stored.tokenizer, folder / "corpus.safetensors")
     gpu = torch.cuda.is_available()
     small = {

@@ -80,7 +80,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
-        _sync_tree(new)
+        sync_tree(new)
         if folder.exists():
             new.chmod(stat.S_IMODE(folder.stat().st_mode))
             folder.rename(old)
@@ -107,7 +107,7 @@ def add_to_folder(folder: Path) -> Iterator[Path]:
     workspace = _workspace(folder)
     try:
         yield workspace
-        _sync_tree(workspace)
+        sync_tree(workspace)
         for path in sorted(part for part in workspace.rglob("*") if part.is_file()):
             target = folder / path.relative_to(workspace)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,8 @@ def _mode(path: Path) -> int | None:
     return stat.S_IMODE(found) if stat.S_ISREG(found) else None
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Wait until all files of a folder, and their names, are on the disk."""
     for path in folder.rglob("*"):
         if path.is_dir():
             _sync_directory(path)

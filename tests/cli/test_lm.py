@@ -1,8 +1,11 @@
 """`whence lm` at the command line: what it prints, writes, refuses, and leaves as it was."""
 
+import dataclasses
 import errno
+import io
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -11,15 +14,21 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner, Result
 
 from lm_settings import TINY, assert_same_numbers, flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli import demo as demo_command
+from whence.cli import progress
 from whence.cli.root import app
-from whence.experiments import run_lm
+from whence.experiments import LMConfig, run_lm
+from whence.experiments.lm.config import VOCABULARY
 from whence.experiments.lm.tokens import StoredTokenizer
+from whence.experiments.progress import OutOfTimeError
 from whence.models import WhenceForCausalLM
+
+LOG_LINE = re.compile(r" *\d+% .+; (\d+:)?\d+:\d\d gone(, (\d+:)?\d+:\d\d left)?")
 
 
 def run(*arguments: object) -> Result:
@@ -29,9 +38,11 @@ def run(*arguments: object) -> Result:
 def fails_with(result: Result, code: int, *phrases: str) -> None:
     assert result.exit_code == code, result.output
     assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
+    *log, last = result.stderr.splitlines()
+    assert all(LOG_LINE.fullmatch(line) for line in log)
+    assert last.startswith("whence: ")
     for phrase in phrases:
-        assert phrase in result.stderr
+        assert phrase in last
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -124,6 +135,99 @@ def test_report_draws_a_comparison_again(finished: Path) -> None:
     assert page.read_bytes() == before
 
 
+# In a log file
+
+
+def test_a_log_file_says_what_is_done_and_how_long_it_takes(tmp_path: Path) -> None:
+    config = tiny(text_file(tmp_path))
+    with pytest.raises(OutOfTimeError):
+        run_lm(config, tmp_path / "out", deadline=time.monotonic())
+    result = run("lm", *flags(config), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    assert all(LOG_LINE.fullmatch(line) for line in lines)
+    assert [line.strip().partition(";")[0] for line in lines] == [
+        "0% loading libraries",
+        "0% making the data ready",
+        "14% tisa: going on from step 2",
+        "21% tisa: training",
+        "85% tisa: testing at length 16",
+        "92% tisa: testing at length 32",
+        "100% drawing the page",
+    ]
+
+
+def test_a_line_comes_again_when_a_thing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    with progress.progress_bar(left=True) as say:
+        for second in range(100):
+            now[0] = float(second)
+            say(f"training (loss {second})", 0.5 + second / 200)
+    assert shown.getvalue().splitlines() == [
+        " 50% training (loss 0); 0:00 gone",
+        " 66% training (loss 31); 0:31 gone, 1:09 left",
+        " 81% training (loss 62); 1:02 gone, 0:38 left",
+        " 97% training (loss 93); 1:33 gone, 0:07 left",
+    ]
+    assert progress.duration(9_661) == "2:41:01"
+
+
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text_file(tmp_path))
+    command = ("lm", *flags(config), "--out", tmp_path / "out")
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WhenceForCausalLM, "forward", interrupted)
+        fails_with(run(*command), 130, "interrupted; the same command goes on")
+    assert run(*command).exit_code == 0
+
+
+@pytest.mark.filterwarnings("default::whence.experiments.progress.DamagedCheckpointWarning")
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
+    config = tiny(text_file(tmp_path))
+    with pytest.raises(OutOfTimeError):
+        run_lm(config, tmp_path / "out", deadline=time.monotonic())
+    (state,) = tmp_path.glob("out/jobs/*/checkpoints/checkpoint-2/optimizer.pt")
+    state.write_bytes(b"")
+    result = run("lm", *flags(config), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    others = [line for line in result.stderr.splitlines() if not LOG_LINE.fullmatch(line)]
+    assert others == [
+        f"whence: {state.parent} is damaged: optimizer.pt is not what was written; "
+        "training begins anew"
+    ]
+
+
+def test_the_help_shows_the_defaults_that_the_configuration_has() -> None:
+    command = typer.main.get_command(app).commands["lm"]  # type: ignore[attr-defined]
+    shown = {option.name: option.show_default for option in command.params}
+    for field in dataclasses.fields(LMConfig):
+        default = field.default
+        name = {"learning_rates": "learning_rate", "compile": "compile_"}.get(
+            field.name, field.name
+        )
+        if field.name in ("methods", "data", "valid", "task", "tokenizer", "eval_lengths"):
+            continue
+        if field.name == "vocab_size":
+            default = VOCABULARY
+        elif field.name == "learning_rates":
+            (default,) = default  # type: ignore[misc]
+        elif isinstance(default, bool):
+            assert default is False
+            assert shown[name] in (f"no-{field.name}", False), name
+            continue
+        assert shown[name] == str(default), name
+    assert "[default: (200)]" in run("lm", "--help").stdout
+
+
 # What goes wrong
 
 
@@ -170,6 +274,8 @@ def test_a_result_of_another_experiment_is_not_taken_for_ours(
     [
         ("", {}, ("the data file", "text.txt is empty")),
         (" \n\n", {}, ("is empty",)),
+        ("a", {}, ("is too short", "no text for validation")),
+        ("ab", {}, ("is too short", "no text for validation")),
         ("a few words", {}, ("shorter than a block", "a block has 16")),
         ("word and word " * 30, {}, ("shorter than a block", "needs 33", "--valid")),
         (None, {}, ("there is no text file",)),
@@ -177,7 +283,7 @@ def test_a_result_of_another_experiment_is_not_taken_for_ours(
         ("x" * 5000, {"vocab_size": 20}, ("vocab_size must be at least 258, got 20",)),
     ],
 )
-def test_data_that_cannot_be_used_is_one_line_and_leaves_no_experiment(
+def test_data_that_cannot_be_used_is_one_line_and_leaves_no_folder(
     text: Any, more: dict[str, Any], phrases: tuple[str, ...], tmp_path: Path
 ) -> None:
     path = tmp_path / "text.txt"
@@ -185,8 +291,7 @@ def test_data_that_cannot_be_used_is_one_line_and_leaves_no_experiment(
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     config = tiny(path, **more)
     fails_with(run("lm", *flags(config), "--out", tmp_path / "out"), 2, *phrases)
-    assert not (tmp_path / "out" / "experiment.json").exists()
-    assert not list(tmp_path.glob("out/jobs"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_for_other_data_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -233,6 +338,8 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
         fails_with(
             run("lm", "--methods", "tisa", "--data", data, "--device", "cuda", *out), 2, "no NVIDIA"
         )
+    fails_with(run("lm", "--config", tmp_path / "no.toml", *out), 2, "cannot read", "No such file")
+    fails_with(run("lm", "--config", tmp_path, *out), 2, "cannot read", "Is a directory")
     (tmp_path / "file").write_text("")
     config = tiny(data)
     fails_with(run("lm", *flags(config), "--out", tmp_path / "file" / "x"), 1, "Not a directory")

@@ -1,15 +1,19 @@
-"""Runs a comparison in children that it kills with SIGKILL: run by test_killed.py.
+"""Runs a comparison in children that it kills with SIGKILL, and compares with an undisturbed run.
 
-Children are forked from a process that has imported everything and computed nothing, so that a
+    PYTHONPATH=tests/shared python tests/experiments/killed.py FOLDER --seed 0 --kills 100
+
+test_killed.py runs it with few kills. Children are forked from a process that has imported everything and computed nothing, so that a
 kill costs a second and not the start of a Python.
 """
 
+import argparse
 import os
 import random
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,7 +21,8 @@ import torch
 import whence.experiments.lm.training
 import whence.experiments.monitor
 import whence.models
-from lm_settings import tiny
+from lm_settings import same, text_file, tiny
+from whence.analysis.lm_results import Language
 from whence.experiments import LMConfig, run_lm
 
 
@@ -63,21 +68,42 @@ def die_before_the_mark() -> None:
     whence.experiments.monitor.mark_whole = kill
 
 
+def run_with_kills(config: LMConfig, out: Path, pauses: Iterator[float]) -> int:
+    """Run into `out` until it is done, killed after each of the pauses; the number of kills."""
+    for kills, pause in enumerate(pauses):
+        pid = child(config, out)
+        time.sleep(pause)
+        os.kill(pid, signal.SIGKILL)
+        if ended(pid) == 0:
+            return kills
+    assert ended(child(config, out)) == 0
+    return kills + 1
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--kills", type=int, required=True, help="at random points")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    config = tiny(folder / "text.txt", ("tisa", "learned"), steps=24, dropout=0.1)
+    folder, draw = options.folder, random.Random(options.seed)
+    config = tiny(text_file(folder), ("tisa", "learned"), steps=24, dropout=0.1)
     start = time.monotonic()
     assert ended(child(config, folder / "whole")) == 0
     seconds = time.monotonic() - start
-    assert ended(child(config, folder / "killed", die_in_a_checkpoint)) == -signal.SIGKILL
-    assert ended(child(config, folder / "killed", die_before_the_mark)) == -signal.SIGKILL
-    draw, kills = random.Random(int(sys.argv[2])), 2
-    for _ in range(int(sys.argv[3])):
-        pid = child(config, folder / "killed")
-        time.sleep(draw.uniform(0.05, 0.25) * seconds)
-        os.kill(pid, signal.SIGKILL)
-        kills += ended(pid) == -signal.SIGKILL
-    assert not (folder / "killed" / "lm.json").is_file()  # every kill came in time
-    assert ended(child(config, folder / "killed")) == 0
-    print(f"killed {kills} times", flush=True)
+    whole, killed = Language.load(folder / "whole" / "lm.json"), folder / "killed"
+    assert ended(child(config, killed, die_in_a_checkpoint)) == -signal.SIGKILL
+    assert ended(child(config, killed, die_before_the_mark)) == -signal.SIGKILL
+    assert ended(child(config, killed)) == 0
+    same(Language.load(killed / "lm.json"), whole)
+    assert not list(killed.glob("jobs/*/checkpoints"))
+    kills = runs = 0
+    while kills < options.kills:
+        shutil.rmtree(killed)
+        pauses = (draw.uniform(0, 0.7) * seconds for _ in range(options.kills - kills))
+        kills, runs = kills + run_with_kills(config, killed, pauses), runs + 1
+        same(Language.load(killed / "lm.json"), whole)
+        assert not list(killed.glob("jobs/*/checkpoints"))
+        print(f"killed {kills} times in {runs} runs, equal results", flush=True)
+    print("killed in a checkpoint and before its mark, equal results", flush=True)

@@ -23,21 +23,20 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # sums of two threads come out in another order
 
 
-@pytest.mark.parametrize("at_random", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at_random", [0, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_run_that_was_killed_ends_with_the_numbers_of_one_that_was_not(
     tmp_path: Path, at_random: int
 ) -> None:
     """Killed in the middle of a checkpoint, before its mark, and so many times anywhere."""
-    text_file(tmp_path)
-    seed = time.time_ns() % 10_000
-    done = run(str(SCRIPT), str(tmp_path), str(seed), str(at_random), folder=tmp_path)
+    seed = str(time.time_ns() % 10_000)
+    options = ("--seed", seed, "--kills", str(at_random))
+    done = run(str(SCRIPT), str(tmp_path), *options, folder=tmp_path)
     assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
-    assert f"killed {2 + at_random} times" in done.stdout
-    whole, killed = (Language.load(tmp_path / name / "lm.json") for name in ("whole", "killed"))
-    assert len(whole.jobs) == 2
-    same(killed, whole)
-    assert not list(tmp_path.glob("killed/jobs/*/checkpoints"))
+    *counts, last = done.stdout.splitlines()
+    assert last == "killed in a checkpoint and before its mark, equal results"
+    assert len(Language.load(tmp_path / "whole" / "lm.json").jobs) == 2
+    assert [line.split()[1] for line in counts][-1:] == ([str(at_random)] if at_random else [])
 
 
 def test_a_run_in_slices_of_time_ends_with_the_numbers_of_a_whole_one(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_a_sweep_on_ray_gives_the_table_of_a_serial_one(
         config, tmp_path / "ray", ray="local", say=lambda what, share: said.append(what)
     )
     same(parallel, serial)
-    assert said == [f"{n} of 3 jobs done" for n in (1, 2, 3)]
+    assert said[1:] == [f"{n} of 3 jobs done" for n in (1, 2, 3)]
     assert [x.to_json() for x in parallel.tuning] == [x.to_json() for x in serial.tuning]
     assert [job.learning_rate for job in parallel.jobs] == [1e-2, 1e-2]
 

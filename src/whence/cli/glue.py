@@ -1,6 +1,7 @@
 """`whence glue`: a pretrained model fine-tuned on GLUE with and without TISA (Table 3)."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,8 @@ from rich.table import Table
 
 from whence.checks import one_of, require
 from whence.cli.errors import one_line_errors
-from whence.cli.lm import UNFINISHED
 from whence.cli.progress import progress_bar
+from whence.cli.unfinished import ends_in_order
 
 if TYPE_CHECKING:
     from whence.analysis.glue_results import Glue
@@ -167,37 +168,36 @@ def _compared(
     workers: int,
 ) -> tuple["Glue", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
-    from whence.bench.machine import machine
     from whence.experiments.config import read_options, typed_config
     from whence.experiments.glue.config import GlueConfig
-    from whence.experiments.glue.sweep import run_glue
     from whence.experiments.processes import named_device, processes
-    from whence.experiments.progress import OutOfTimeError
-    from whence.report.folder import check_folder
+    from whence.experiments.progress import silent
 
     options = read_options(config, flags)
     require("model" in options, "name the pretrained model: --model albert-base-v2, or a folder.")
     read = typed_config(GlueConfig, options, where=str(config))
-    check_folder(out)
-    try:
-        with progress_bar(left=True) as say:
-            found = run_glue(
-                read,
-                out,
-                machine=machine(named_device(read.device).type),
-                say=say,
-                deadline=deadline,
-                ray=ray,
-                workers=workers,
-            )
-    except OutOfTimeError as error:
-        typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)
-        raise SystemExit(UNFINISHED) from None
-    if processes()[0] > 0:
-        return found, None
-    from whence.report.glue_page import write_glue_report
+    first = processes()[0] == 0
+    with ends_in_order(), progress_bar(left=True) if first else nullcontext(silent) as say:
+        say("loading libraries", 0.0)
+        from whence.bench.machine import machine
+        from whence.experiments.glue.sweep import run_glue
+        from whence.report.folder import check_folder
+        from whence.report.glue_folder import write_glue_report
 
-    return found, write_glue_report(found, out)
+        check_folder(out)
+        found = run_glue(
+            read,
+            out,
+            machine=machine(named_device(read.device).type),
+            say=say,
+            deadline=deadline,
+            ray=ray,
+            workers=workers,
+        )
+        if not first:
+            return found, None
+        say("drawing the page", 1.0)
+        return found, write_glue_report(found, out)
 
 
 def show(results: "Glue", *, form: str = "text", as_json: bool = False) -> None:

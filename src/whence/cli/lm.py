@@ -3,6 +3,8 @@
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +18,12 @@ from whence.cli.errors import one_line_errors
 from whence.cli.inspect import FORMATS as FIGURES
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
+from whence.cli.unfinished import ends_in_order
 
 if TYPE_CHECKING:
     from whence.analysis.lm_results import Language
 
 FORMATS = ("text", "markdown", "latex")
-UNFINISHED = 3
 
 
 def lm(
@@ -37,62 +39,123 @@ def lm(
     ] = None,
     valid: Annotated[
         str | None,
-        typer.Option(metavar="FILE|FOLDER|hub:NAME", help="To test on; else a tenth of the text."),
+        typer.Option(
+            metavar="FILE|FOLDER|hub:NAME", help="To test on.", show_default="a tenth of the text"
+        ),
     ] = None,
     text_column: Annotated[
-        str | None, typer.Option(help="Of a data set; text unless given.")
+        str | None, typer.Option(help="Of a data set.", show_default="text")
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(metavar="copy|reverse|recall|back", help="In place of a text."),
     ] = None,
-    distance: Annotated[int | None, typer.Option(help="Of the task back; 8 unless given.")] = None,
+    distance: Annotated[
+        int | None, typer.Option(help="Of the task back.", show_default="8")
+    ] = None,
     objective: Annotated[
-        str | None, typer.Option(metavar="causal|masked", help="Causal unless given.")
+        str | None,
+        typer.Option(
+            metavar="causal|masked",
+            help="Predict the next token, or tokens that are hidden.",
+            show_default="causal",
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs a method; 1 unless given.")] = None,
-    train_length: Annotated[int | None, typer.Option(help="Tokens a sequence of training.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs a method.", show_default="1")] = None,
+    train_length: Annotated[
+        int | None, typer.Option(help="Tokens a sequence of training.", show_default="128")
+    ] = None,
     eval_lengths: Annotated[
-        str | None, typer.Option(help="To test at, for example 512,1024,2048.", show_default=False)
+        str | None,
+        typer.Option(
+            help="To test at, for example 512,1024,2048.",
+            show_default="1, 2 and 4 times --train-length",
+        ),
     ] = None,
-    eval_tokens: Annotated[int | None, typer.Option(help="Scored at each length, about.")] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Of the byte-level BPE.")] = None,
+    eval_tokens: Annotated[
+        int | None, typer.Option(help="Scored at each length, about.", show_default="16384")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Of the byte-level BPE.", show_default="1024")
+    ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="FILE", help="tokenizer.json of a run on the same data.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="tokenizer.json of a run on the same data.",
+            show_default="trained on the data",
+        ),
     ] = None,
-    n_layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Heads of a layer.")] = None,
-    d_model: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="0 unless given.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of training.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences a step, over all processes.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Passes that make up a step.")] = None,
+    n_layers: Annotated[
+        int | None, typer.Option(help="Layers of the model.", show_default="4")
+    ] = None,
+    n_heads: Annotated[int | None, typer.Option(help="Heads of a layer.", show_default="4")] = None,
+    d_model: Annotated[
+        int | None, typer.Option(help="Width of the model.", show_default="128")
+    ] = None,
+    dropout: Annotated[
+        float | None,
+        typer.Option(help="Of the embedding and of each layer's output.", show_default="0.0"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of training.", show_default="200")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences a step, over all processes.", show_default="16")
+    ] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Passes that make up a step.", show_default="1")
+    ] = None,
     learning_rate: Annotated[
         str | None,
         typer.Option(
             help="At its highest. Of several, 1e-3,2e-3, each method has its best.",
-            show_default=False,
+            show_default="0.001",
         ),
     ] = None,
     tuning_tokens: Annotated[
-        int | None, typer.Option(help="By which one of several learning rates is chosen.")
+        int | None,
+        typer.Option(
+            help="By which one of several learning rates is chosen.", show_default="16384"
+        ),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps up to it; then a cosine.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of AdamW.")] = None,
-    log_every: Annotated[int | None, typer.Option(help="Steps between looks at the loss.")] = None,
-    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
-    bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="Mixed precision.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Steps up to it; then a cosine.", show_default="20")
+    ] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Of AdamW.", show_default="0.1")
+    ] = None,
+    log_every: Annotated[
+        int | None, typer.Option(help="Steps between looks at the loss.", show_default="10")
+    ] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints.", show_default="50")
+    ] = None,
+    bf16: Annotated[
+        bool | None,
+        typer.Option("--bf16/--no-bf16", help="Mixed precision.", show_default="no-bf16"),
+    ] = None,
     compile_: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="With torch.compile.")
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="With torch.compile.", show_default="no-compile"
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda", help="A GPU if there is one.")
+        str | None,
+        typer.Option(
+            metavar="auto|cpu|cuda", help="Auto is a GPU if there is one.", show_default="auto"
+        ),
     ] = None,
     fsdp: Annotated[
-        bool | None, typer.Option("--fsdp/--no-fsdp", help="With torchrun: cut up the weights.")
+        bool | None,
+        typer.Option(
+            "--fsdp/--no-fsdp", help="With torchrun: cut up the weights.", show_default="no-fsdp"
+        ),
     ] = None,
     keep_models: Annotated[
-        bool | None, typer.Option("--keep-models", help="Keep the trained weights.")
+        bool | None,
+        typer.Option("--keep-models", help="Keep the trained weights.", show_default=False),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="TOML", help="Options by name; flags win over it.")
@@ -190,35 +253,35 @@ def compared(
     figures: Sequence[str] = ("png",),
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
-    from whence.bench.machine import machine
     from whence.experiments.lm.config import read_config
-    from whence.experiments.lm.sweep import run_lm
     from whence.experiments.processes import named_device, processes
-    from whence.experiments.progress import OutOfTimeError
-    from whence.report.folder import check_folder
+    from whence.experiments.progress import silent
 
     read = read_config(config, flags)
     read_specs(",".join(read.methods))
-    check_folder(out)
-    try:
-        with progress_bar(left=True) as say:
-            found = run_lm(
-                read,
-                out,
-                machine=machine(named_device(read.device).type),
-                say=say,
-                deadline=deadline,
-                ray=ray,
-                side_by_side=side_by_side,
-            )
-    except OutOfTimeError as error:
-        typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)
-        raise SystemExit(UNFINISHED) from None
-    if processes()[0] > 0:
-        return found, None
-    from whence.report.lm_folder import write_lm_report
+    first = processes()[0] == 0
+    with ends_in_order(), progress_bar(left=True) if first else nullcontext(silent) as say:
+        say("loading libraries", 0.0)
+        import_module("transformers.trainer")  # takes seconds
+        from whence.bench.machine import machine
+        from whence.experiments.lm.sweep import run_lm
+        from whence.report.folder import check_folder
+        from whence.report.lm_folder import write_lm_report
 
-    return found, write_lm_report(found, out, formats=figures)
+        check_folder(out)
+        found = run_lm(
+            read,
+            out,
+            machine=machine(named_device(read.device).type),
+            say=say,
+            deadline=deadline,
+            ray=ray,
+            side_by_side=side_by_side,
+        )
+        if not first:
+            return found, None
+        say("drawing the page", 1.0)
+        return found, write_lm_report(found, out, formats=figures)
 
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:

@@ -25,9 +25,10 @@ def read_options(path: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
     """The options in a TOML file, over which flags that are not None win."""
     found: dict[str, Any] = {}
     if path is not None:
-        require(path.is_file(), f"there is no configuration file {path}.")
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror}.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not TOML: {error}.") from None
     return found | {name: value for name, value in flags.items() if value is not None}

@@ -1,7 +1,7 @@
 """The folder of an experiment: claimed once, and refused to every other experiment."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,23 @@ def check_claim(
     )
 
 
-def claim(out: Path, ours: Experiment, *, command: str, allowed: Collection[str] = ()) -> None:
-    """Say what the folder is for, before the first job; of several processes the first writes."""
+def claim(
+    out: Path,
+    ours: Experiment,
+    *,
+    command: str,
+    allowed: Collection[str] = (),
+    write: Callable[[], None] = lambda: None,
+) -> None:
+    """Say what the folder is for, before the first job; of several processes the first writes.
+
+    `write` puts what else all jobs need into the folder. If it raises, the folder is not claimed.
+    """
     check_claim(out, ours, command=command, allowed=allowed)
     with full_disk_named(out), only_one(out):
         if processes()[0] == 0:  # another experiment may have come in between
             check_claim(out, ours, command=command, allowed=allowed)
+            write()
             if not (out / EXPERIMENT).is_file():
                 ours.save(out / EXPERIMENT)
         meet()

@@ -36,6 +36,14 @@ def log_to(path: Path) -> None:
         os.dup2(log.fileno(), sys.stderr.fileno())
 
 
+def received(pipe: Connection) -> Job | None:
+    """The next job; None at the end, and when the process that has the queue is gone."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
 def in_a_line(error: Exception) -> str:
     """The kind of an error and its first line."""
     line = next(iter(str(error).strip().splitlines()), "")

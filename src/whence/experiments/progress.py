@@ -9,6 +9,10 @@ def silent(what: str, share: float) -> None:
     """Say nothing."""
 
 
+class DamagedCheckpointWarning(UserWarning):
+    """A checkpoint cannot be used, and the run goes on from the one before."""
+
+
 class OutOfTimeError(Exception):
     """The time given was spent; a checkpoint is saved, and the same command goes on from it."""
 

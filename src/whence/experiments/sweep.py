@@ -121,6 +121,7 @@ def run_sweep(
         workers == 1 or (processes()[1] == 1 and ray is None),
         "workers share the device of one process: leave out torchrun and --ray, or the workers.",
     )
+    say("making the data ready", 0.0)
     sweep = kind(config, out)
     stopped: OutOfTimeError | JobsFailedError | None = None
     try:

@@ -1,6 +1,7 @@
 """One run under `transformers.Trainer`: begun, or gone on with from its last whole checkpoint."""
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from whence.checks import require
 from whence.experiments.checkpoints import drop_broken, last_whole
 from whence.experiments.folder import CHECKPOINTS
 from whence.experiments.processes import processes
-from whence.experiments.progress import OutOfTimeError, Say, silent
+from whence.experiments.progress import DamagedCheckpointWarning, OutOfTimeError, Say, silent
 
 SHARDED = "pytorch_model_fsdp"  # accelerate's name in a checkpoint under FSDP
 
@@ -45,7 +46,7 @@ def fit(
     side_by_side: int = 1,
     tokens_a_step: int | None = None,
     measure: Measure = nothing,
-    trainer: Callable[..., Any] | None = None,
+    make_trainer: Callable[..., Any] | None = None,
     reload: Callable[[Path], Any] | None = None,
 ) -> Trained:
     """Train a new model in `folder`, whose checkpoints are the `output_dir` of the arguments.
@@ -53,8 +54,8 @@ def fit(
     `arguments` are transformers' TrainingArguments with `max_steps`, `logging_steps` and
     `save_steps`; a run that is shorter than `save_steps` writes a checkpoint when the time is
     spent, and else none. `measure` is asked at each log. `title` names the run in messages.
-    `trainer` is called in place of PositionTrainer, and is to give one. `reload` gives the model
-    of a checkpoint, where its class' own from_pretrained would not.
+    `make_trainer` is called in place of PositionTrainer, and is to give one. `reload` gives the
+    model of a checkpoint, where its class' own from_pretrained would not.
     """
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
@@ -65,16 +66,19 @@ def fit(
     rank = processes()[0]
     model = new_model()
     checkpoints = folder / CHECKPOINTS
-    last = last_whole(checkpoints)
+    last = _last_checkpoint(checkpoints)
     if last is not None and last[0] >= arguments.max_steps:  # killed between training and result
-        state = TrainerState.load_from_json(str(last[1] / "trainer_state.json"))
-        with quiet():
-            model = (reload or type(model).from_pretrained)(last[1])
+        try:
+            state = TrainerState.load_from_json(str(last[1] / "trainer_state.json"))
+            with quiet():
+                model = (reload or type(model).from_pretrained)(last[1])
+        except Exception as error:
+            raise _unreadable(last[1], error) from error
         return Trained(model, list(state.log_history), "")
     if last is not None:
         _same_kind(last[1], fsdp=bool(arguments.fsdp))
     if rank == 0:
-        drop_broken(checkpoints)
+        drop_broken(checkpoints, keep=None if last is None else last[1])
     monitor = TrainingMonitor(
         folder=checkpoints,
         tokens_a_step=tokens_a_step,
@@ -86,25 +90,49 @@ def fit(
         saves_the_last=arguments.save_steps <= arguments.max_steps,
     )
     begun = 0 if last is None else last[0]
+    say(f"going on from step {begun}" if begun else "starting", begun / arguments.max_steps)
     callbacks = [monitor, *(_tensorboard(folder, begun) if rank == 0 else ())]
-    running = (trainer or PositionTrainer)(
+    trainer = (make_trainer or PositionTrainer)(
         model,
         arguments,
         train_dataset=examples,
         data_collator=collate,
         callbacks=callbacks,
     )
-    running.remove_callback(PrinterCallback)  # it prints every log; the monitor reports progress
+    trainer.remove_callback(PrinterCallback)  # it prints every log; the monitor reports progress
     with quiet():
-        running.train(resume_from_checkpoint=None if last is None else str(last[1]))
+        try:
+            trainer.train(resume_from_checkpoint=None if last is None else str(last[1]))
+        except Exception as error:
+            if last is None or monitor.begun:
+                raise
+            raise _unreadable(last[1], error) from error
     if monitor.out_of_time and not monitor.bad:
-        raise OutOfTimeError(f"{title}: step {running.state.global_step}")
+        raise OutOfTimeError(f"{title}: step {trainer.state.global_step}")
     stopped = monitor.bad
     if stopped:
         kept = last_whole(checkpoints)
         where = "no checkpoint was saved before" if kept is None else f"{kept[1].name} is kept"
         stopped = f"{stopped}; {where}"
-    return Trained(_whole(running, model), list(running.state.log_history), stopped)
+    return Trained(_whole(trainer, model), list(trainer.state.log_history), stopped)
+
+
+def _last_checkpoint(checkpoints: Path) -> tuple[int, Path] | None:
+    """The newest one that is whole; of damaged ones the first process warns."""
+    damage: list[str] = []
+    last = last_whole(checkpoints, damaged=damage.append)
+    if processes()[0] == 0:
+        way = "training begins anew" if last is None else f"going on from {last[1].name}"
+        for why in damage:
+            warnings.warn(f"{why}; {way}", DamagedCheckpointWarning, stacklevel=3)
+    return last
+
+
+def _unreadable(checkpoint: Path, error: Exception) -> ValueError:
+    """For a checkpoint that is as it was written, or whose mark does not say what was."""
+    return ValueError(
+        f"{checkpoint} cannot be read ({error}): delete it to go on from the one before it."
+    )
 
 
 def _whole(trainer: Any, model: Any) -> Any:

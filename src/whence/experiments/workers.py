@@ -20,6 +20,7 @@ from whence.experiments.job_queue import (
     SPENT,
     in_a_line,
     log_to,
+    received,
     share_out,
 )
 from whence.experiments.progress import JobsFailedError, OutOfTimeError, Say
@@ -72,7 +73,7 @@ def _work(pipe: Connection, number: int, given: Any) -> None:
     log_to(out / LOGS / f"{number}.txt")
     torch.set_num_threads(threads)
     sweep: Sweep[Any, Any] | None = None
-    while (job := pipe.recv()) is not None:
+    while (job := received(pipe)) is not None:
         last = time.monotonic()
 
         def tell(what: str, share: float) -> None:
@@ -86,6 +87,8 @@ def _work(pipe: Connection, number: int, given: Any) -> None:
             run_job(sweep, job, say=tell, deadline=deadline, side_by_side=side_by_side)
         except OutOfTimeError as error:
             pipe.send((LATE, str(error)))
+        except BrokenPipeError:  # the process that has the queue is gone
+            return
         except Exception as error:
             if sweep is not None:
                 write_text(sweep.folder(job) / FAILURE, traceback.format_exc())

@@ -68,13 +68,13 @@ def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
         scores = [_cell(cell) for cell in (row.baseline, *row.cells)]
         share = NONE if row.reduction is None else f"{row.reduction:.1%}"
         n = sorted({cell.n for cell in (row.baseline, *row.cells) if cell is not None})
-        cells.append((_title(row.task), *scores, _signed(row.delta), _minus(share), _seeds(n)))
+        cells.append((task_title(row.task), *scores, _signed(row.delta), _minus(share), _seeds(n)))
     return TextTable(
         f"({form}) {FORMS[form]}",
         head,
         tuple(cells),
         frozenset(bold),
-        f"{_model(results)} on GLUE's dev sets: median ± standard deviation over seeds, in "
+        f"{model_name(results)} on GLUE's dev sets: median ± standard deviation over seeds, in "
         "percent. Δ is the best S less the baseline, Δ% the same over what the baseline lacks of "
         "100. A score is the mean of the task's metrics, as GLUE's own average takes it. Each "
         "cell's settings are the same but for S.",
@@ -87,7 +87,7 @@ def _certainty(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
         for column, found in enumerate(row.differences, 1):
             if found is not None and found.p is not None and found.p < SURE:
                 bold.add((place, column))
-        cells.append((_title(row.task), *(_difference(found) for found in row.differences)))
+        cells.append((task_title(row.task), *(_difference(found) for found in row.differences)))
     tests = sum(found is not None for row in rows for found in row.differences)
     return TextTable(
         f"({form}) how sure: S less the baseline, seed by seed",
@@ -119,7 +119,7 @@ def _won_back(results: Glue) -> TextTable | None:
                 continue
             inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
             shares.append(_minus(f"{one.share:.0%} ({inside})"))
-        rows.append((_title(task), _minus(f"{lost:.1f}"), *shares))
+        rows.append((task_title(task), _minus(f"{lost:.1f}"), *shares))
     return TextTable(
         "what kernels win back of what leaving the position embeddings out loses",
         ("task", "lost", *(f"S = {s}" for s in results.kernels)),
@@ -138,7 +138,7 @@ def _slides(results: Glue, form: str) -> TextTable:
         if task in known:
             *scores, delta, share = known[task]
             cells = (*(f"{x:.1f}" for x in scores), f"+{delta:.1f}", f"{share:.1f}%")
-            rows.append((_title(task), *cells))
+            rows.append((task_title(task), *cells))
     return TextTable(
         f"({form}) the slides' own",
         ("task", "baseline", *(f"S = {s}" for s in KERNELS), "Δ", "Δ%"),
@@ -151,7 +151,7 @@ def _slides(results: Glue, form: str) -> TextTable:
 def reasons(results: Glue) -> list[str]:
     """Why a job has no score, a line each."""
     return [
-        f"{_title(job.task)} ({job.form}), S = {job.kernels}, seed {job.seed}: {job.stopped}"
+        f"{task_title(job.task)} ({job.form}), S = {job.kernels}, seed {job.seed}: {job.stopped}"
         for job in results.jobs
         if job.stopped
     ]
@@ -203,11 +203,13 @@ def _line(cells: "list[str] | tuple[str, ...]") -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _title(task: str) -> str:
+def task_title(task: str) -> str:
+    """A task as papers write it."""
     return TITLES.get(task, task)
 
 
-def _model(results: Glue) -> str:
+def model_name(results: Glue) -> str:
+    """The last part of the model's name or folder."""
     return str(results.config["model"]).rstrip("/").rsplit("/", 1)[-1]
 
 

@@ -81,7 +81,7 @@ def fine_tune(
         say=say,
         deadline=deadline,
         side_by_side=side_by_side,
-        trainer=partial(FineTuner, position_rate=config.position_rate),
+        make_trainer=partial(FineTuner, position_rate=config.position_rate),
         reload=reload,
     )
 

@@ -4,58 +4,55 @@ from functools import partial
 from pathlib import Path
 
 from whence.checks import require
-from whence.experiments.folder import Experiment, check_claim, claim
-from whence.experiments.full_disk import full_disk_named
+from whence.experiments.folder import Experiment, claim
 from whence.experiments.lm.config import LMConfig
 from whence.experiments.lm.source import Source
 from whence.experiments.lm.tasks import Task
 from whence.experiments.lm.text import Text
-from whence.experiments.lm.tokens import Corpus
+from whence.experiments.lm.tokens import Corpus, Texts
 from whence.experiments.lm.training import check_runnable
-from whence.experiments.lock import only_one
-from whence.experiments.processes import join_processes, meet, named_device, processes
+from whence.experiments.processes import join_processes, named_device
 
 TOKENIZER = "tokenizer.json"
-
-_check = partial(check_claim, command="whence lm", allowed=(TOKENIZER,))
-_claim = partial(claim, command="whence lm", allowed=(TOKENIZER,))
 
 
 def prepared(config: LMConfig, out: Path) -> Source:
     """The data, and the folder made ready for it; of several processes the first one writes."""
     from whence.experiments.lm.corpus_file import load_corpus
-    from whence.experiments.lm.tokens import encoded, keep_tokenizer, read_texts, tokenizer_for
+    from whence.experiments.lm.tokens import keep_tokenizer, read_texts
 
     check_runnable(config)
     join_processes(named_device(config.device))
+    claimed = partial(claim, out, command="whence lm", allowed=(TOKENIZER,))
     if config.task != "text":
         task = task_source(config)
-        _claim(out, Experiment(config.fixed(), task.sha256))
+        claimed(Experiment(config.fixed(), task.sha256))
         return task
     assert config.data is not None
+    cache = out / TOKENIZER
     if config.tokenized:
         corpus, json = load_corpus(Path(config.data))
         source = text_source(config, corpus)
-        _check(out, Experiment(config.fixed(), corpus.sha256))
-        with full_disk_named(out), only_one(out):
-            if processes()[0] == 0:
-                keep_tokenizer(corpus, json, out / TOKENIZER, named=config.data)
-            meet()
-        _claim(out, Experiment(config.fixed(), corpus.sha256))
+        keep = partial(keep_tokenizer, corpus, json, cache, named=config.data)
+        claimed(Experiment(config.fixed(), corpus.sha256), write=keep)
         return source
     texts = read_texts(config.data, config.valid, column=config.text_column)
-    _check(out, Experiment(config.fixed(), texts.sha256))
+    encoded = partial(_encoded, config, texts, cache)
+    found: list[Text] = []
+    claimed(Experiment(config.fixed(), texts.sha256), write=lambda: found.append(encoded()))
+    return found[0] if found else encoded()
+
+
+def _encoded(config: LMConfig, texts: Texts, cache: Path) -> Text:
+    """The texts in tokens; the tokenizer is written once it is known that they can be used."""
+    from whence.experiments.lm.tokens import encoded, tokenizer_for
+
     given = None if config.tokenizer is None else Path(config.tokenizer)
-    size = config.vocab_size
-    assert size is not None
-    tokenizer = partial(tokenizer_for, texts, cache=out / TOKENIZER, given=given, vocab_size=size)
-    with full_disk_named(out), only_one(out):
-        if processes()[0] == 0:
-            tokenizer()
-        meet()
-        stored = tokenizer()
+    assert config.vocab_size is not None
+    stored = tokenizer_for(texts, cache=cache, given=given, vocab_size=config.vocab_size)
     source = text_source(config, encoded(texts, stored))
-    _claim(out, Experiment(config.fixed(), texts.sha256))
+    if not cache.is_file():
+        stored.save(cache)
     return source
 
 

@@ -27,6 +27,7 @@ from whence.experiments.lm.training import train
 from whence.experiments.processes import named_device, processes
 from whence.experiments.progress import Say, silent
 from whence.experiments.sweep import Sweep, run_sweep
+from whence.files import replace_folder
 
 MODEL = "model"
 TRAINING = 0.85  # share of a job's time, about; the rest is testing
@@ -90,7 +91,8 @@ class LMSweep(Sweep[Run, Job]):
             say=lambda what, share: say(what, TRAINING + (1 - TRAINING) * share),
         )
         if self.config.keep_models and not trained.stopped:
-            trained.model.save_pretrained(folder / MODEL)
+            with replace_folder(folder / MODEL) as kept:
+                trained.model.save_pretrained(kept)
         return found
 
     def accept(self, job: Run, result: Job) -> None:

@@ -60,6 +60,8 @@ def read_texts(data: str, valid: str | None, *, column: str = "text") -> Texts:
     if test is None:
         cut = len(whole) - len(whole) // VALID_SHARE
         train, test = whole[:cut], whole[cut:]
+    for name, text in (("training", train), ("validation", test)):
+        require(text != "", f"{data} is too short: it leaves no text for {name}.")
     digest = hashlib.sha256(train.encode())
     digest.update(b"\0")
     digest.update(test.encode())
@@ -78,10 +80,10 @@ def _read(name: str) -> str:
 
 
 def tokenizer_for(
-    texts: Texts, *, cache: Path, given: Path | None, vocab_size: int
+    texts: Texts, *, cache: Path | None, given: Path | None, vocab_size: int
 ) -> StoredTokenizer:
-    """The one given, the cached one, or one trained now; it is in `cache` afterwards."""
-    cached = _stored(cache, texts, vocab_size) if cache.is_file() else None
+    """The one given, the one in the file `cache` if that is there, or one trained now."""
+    cached = _stored(cache, texts, vocab_size) if cache is not None and cache.is_file() else None
     if given is not None:
         stored = _stored(given, texts, vocab_size)
         require(
@@ -91,8 +93,6 @@ def tokenizer_for(
         )
     else:
         stored = cached or _trained(texts, vocab_size)
-    if cached is None:
-        stored.save(cache)
     return stored
 
 
