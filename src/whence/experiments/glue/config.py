@@ -140,4 +140,9 @@ class GlueConfig(Result):
 
     def fixed(self) -> dict[str, Any]:
         """What two runs into one folder must have in common."""
-        return {key: value for key, value in self.plain().items() if key not in FREE}
+        found = {key: value for key, value in self.plain().items() if key not in FREE}
+        found["exceptions"] = {
+            task: {name: float(number) for name, number in numbers.items() if name not in FREE}
+            for task, numbers in self.exceptions.items()
+        }
+        return found
