@@ -18,10 +18,8 @@ def draw_scores(results: Glue) -> Figure:
         columns=5,
         size=(2.2, 2.3),
         share=False,
-        heading="GLUE with S kernels of TISA, and without (S = 0)",
-        detail="Score in percent: a point a seed, lines through the medians; "
-        + ", ".join(f"({form}) {FORMS[form]}" for form in results.forms)
-        + ".",
+        heading="GLUE against the number of kernels",
+        detail="A point a seed, lines at medians; position embeddings (a) kept, (b) left out.",
     )
     columns = (0, *results.kernels)
     for axes, task in zip(grid, results.tasks, strict=True):
@@ -50,9 +48,8 @@ def draw_curves(results: Glue, form: str) -> Figure:
         n_layers * len(jobs),
         columns=n_layers,
         size=(1.8, 1.5),
-        heading=f"({form}) {FORMS[form]}: what {most} kernels a head have learned on each task",
-        detail="The term added to the logit at each lag, a line a head: grey before fine-tuning, "
-        "blue after it; seed 0.",
+        heading=f"({form}) {FORMS[form]}, S = {most}",
+        detail="Added to the logit at each lag, a line a head: grey before, blue after training.",
     )
     for row, job in enumerate(jobs):
         for view in job.curves:
