@@ -124,7 +124,9 @@ def test_options_may_stand_in_toml(files: Path, tmp_path: Path) -> None:
     result = run("glue", "--config", path, "--out", files / "out")  # the same experiment: done
     assert result.exit_code == 0, result.output
     path.write_text('model = "x"\n[exceptions.rte]\nlayers = 2\n')
-    fails_with(run("glue", "--config", path, "--out", tmp_path / "out"), "exception of rte 'layers'")
+    fails_with(
+        run("glue", "--config", path, "--out", tmp_path / "out"), "exception of rte 'layers'"
+    )
 
 
 def test_without_a_model_the_command_asks_for_one(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")  # a byte-order mark is no part of a column
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: this is not UTF-8.") from None
+        bad = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {bad}: this is not UTF-8.") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.removesuffix("\r"):
             yield number, line.removesuffix("\r")
