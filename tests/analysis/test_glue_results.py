@@ -21,7 +21,7 @@ def job(task: str, form: str, kernels: int, seed: int, score: float | None) -> G
         fingerprint="f",
         data_sha256="d",
         stopped="" if score is not None else "loss is nan by step 3",
-        score=score,
+        score=None if score is None else float(score),
         scores=(),
         steps=EMPTY,
         train_loss=EMPTY,

@@ -247,16 +247,16 @@ def _kernels(text: str | None) -> tuple[int, ...] | None:
 
 def _numbers(
     given: dict[str, str | None],
-) -> tuple[dict[str, float | None], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, int | float | None], dict[str, dict[str, int | float]]]:
     """Options such as 3,sst2=1: the number for all tasks, and those of some."""
-    numbers: dict[str, float | None] = {}
-    exceptions: dict[str, dict[str, float]] = {}
+    numbers: dict[str, int | float | None] = {}
+    exceptions: dict[str, dict[str, int | float]] = {}
     for name, text in given.items():
         numbers[name] = None
         for piece in (piece.strip() for piece in text.split(",")) if text is not None else ():
             task, separator, number = piece.rpartition("=")
             try:
-                value: float = float(number) if name == "epochs" else int(number)
+                value: int | float = float(number) if name == "epochs" else int(number)
             except ValueError:
                 raise ValueError(
                     f"--{name} takes a number, and others for some tasks, such as 3,sst2=1, got "

@@ -65,10 +65,10 @@ def same(one: Glue, other: Glue) -> None:
 
 def test_albert_goes_through_both_forms_of_every_kind_of_task(files: Path, tmp_path: Path) -> None:
     """Shared layers and factorized embeddings: no other code for the model of the slides."""
-    tasks = ("cola", "stsb", "mnli")
+    tasks = ("stsb", "mnli")
     config = tiny(files, model=str(files / "albert"), tasks=tasks, forms=("a", "b"), batch=6)
     found = run_glue(config, tmp_path / "out")
-    assert len(found.jobs) == 12
+    assert len(found.jobs) == 8
     assert all(job.score is not None and not job.stopped for job in found.jobs)
     for job in found.jobs:
         n_layers, n_heads = 3, 4
