@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.experiments.job_queue import AT, DONE, FAILED, FAILURE, LATE, LOGS, in_a_line, log_to
+from whence.files import write_text
 
 
 def lm_work(pipe: Connection, number: int, given: dict[str, Any]) -> None:
@@ -54,8 +55,7 @@ def lm_work(pipe: Connection, number: int, given: dict[str, Any]) -> None:
             pipe.send((LATE, f"out of time at {str(error).rpartition(': ')[2]}"))
         except Exception as error:
             where = run_folder(config, folder, run)
-            where.mkdir(parents=True, exist_ok=True)
-            (where / FAILURE).write_text(traceback.format_exc(), encoding="utf-8")
+            write_text(where / FAILURE, traceback.format_exc())
             pipe.send((FAILED, in_a_line(error)))
             return
         else:

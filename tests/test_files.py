@@ -1,8 +1,10 @@
 """Files and folders appear whole or not at all: on errors, full disks and planted links."""
 
+import ast
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from whence import files
 from whence.files import (
     add_to_folder,
+    open_log,
     replace_file,
     replace_folder,
     write_bytes,
@@ -207,3 +210,62 @@ def test_files_are_added_to_a_folder_and_others_stay(tmp_path: Path) -> None:
     assert found == {"notes": "mine", "page": "new", "figures/a.png": "a"}
     assert mode(folder / "page") == 0o640
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_log_does_not_follow_a_link_and_begins_anew(tmp_path: Path) -> None:
+    log, secret = tmp_path / "logs" / "0.txt", tmp_path / "secret"
+    for text in (b"a long first line", b"second"):
+        handle = open_log(log)
+        os.write(handle, text)
+        os.close(handle)
+    assert log.read_bytes() == b"second"
+    secret.write_text("as it was")
+    log.unlink()
+    log.symlink_to(secret)
+    with pytest.raises(OSError, match=r"symbolic links"):
+        open_log(log)
+    assert secret.read_text() == "as it was"
+
+
+WRITES = {"write_text", "write_bytes", "touch", "rename", "symlink_to", "hardlink_to"}
+TEMPORARY = {"mkstemp", "mkdtemp", "NamedTemporaryFile", "mktemp"}
+WRITERS = {("torch", "save"), ("np", "save"), ("np", "savez"), ("json", "dump"), ("shutil", "move")}
+# The kernel's own files.
+ALLOWED = {
+    ("experiments/memory.py", "write_text"),
+    ("bench/peak_memory.py", "write_text"),
+}
+
+
+def written_by_hand(source: str) -> list[str]:
+    """The calls in a module that write a file under its own name."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        words = [x.value for x in given if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+        name, owner = None, None
+        if isinstance(call.func, ast.Name):
+            name = call.func.id
+        elif isinstance(call.func, ast.Attribute):
+            name = call.func.attr
+            owner = call.func.value.id if isinstance(call.func.value, ast.Name) else "something"
+        opens = name == "open" and any(
+            re.fullmatch(r"[rwaxbt+]*[wax+][rwaxbt+]*", w) for w in words
+        )
+        if opens or (owner and name in WRITES) or name in TEMPORARY or (owner, name) in WRITERS:
+            found.append(str(name))
+    return found
+
+
+def test_nothing_but_this_module_writes_files() -> None:
+    assert written_by_hand("path.open('w'); open(path, mode='ab'); path.open('rb')") == ["open"] * 2
+    assert written_by_hand("path.write_text(x); write_text(path, x)") == ["write_text"]
+    assert written_by_hand("torch.save(x, path); tempfile.mkdtemp()") == ["save", "mkdtemp"]
+    package = Path(files.__file__).parent
+    found = {
+        (path.relative_to(package).as_posix(), call)
+        for path in sorted(package.rglob("*.py"))
+        if path.name != "files.py"
+        for call in written_by_hand(path.read_text(encoding="utf-8"))
+    }
+    assert found == ALLOWED

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 # O_EXCL refuses a name that exists, also a symbolic link that somebody planted there.
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+_LOG = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM}
 
@@ -65,6 +66,15 @@ def write_text(path: Path, text: str) -> Path:
 def write_json(path: Path, data: Any) -> Path:
     """Write JSON with one space of indentation and a newline at the end."""
     return write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def open_log(path: Path) -> int:
+    """Begin a log file anew, for what a process prints as it goes: the file descriptor.
+
+    It is the one kind of file that is read before it is whole. A symbolic link is not followed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, _LOG, 0o666)
 
 
 @contextmanager

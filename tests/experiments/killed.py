@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import torch
 
 import whence.experiments.lm.training
@@ -40,9 +41,21 @@ def child(config: LMConfig, out: Path, prepare: Callable[[], None] = lambda: Non
     os._exit(0)
 
 
-def ended(pid: int) -> int:
-    """0, or the signal or failure that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def ended(pid: int) -> tuple[int, float]:
+    """0, or the signal or failure that ended it, and the seconds of CPU time that it took."""
+    _, status, used = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+
+
+def kill_after(pid: int, seconds: float) -> None:
+    """Kill a process that has had so much CPU time, however busy the machine is."""
+    process = psutil.Process(pid)
+    while process.status() != psutil.STATUS_ZOMBIE:
+        used = process.cpu_times()
+        if used.user + used.system >= seconds:
+            os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.005)
 
 
 def die_in_a_checkpoint() -> None:
@@ -68,16 +81,19 @@ def die_before_the_mark() -> None:
     whence.experiments.monitor.mark_whole = kill
 
 
-def run_with_kills(config: LMConfig, out: Path, pauses: Iterator[float]) -> int:
-    """Run into `out` until it is done, killed after each of the pauses; the number of kills."""
-    for kills, pause in enumerate(pauses):
+def run_with_kills(config: LMConfig, out: Path, points: Iterator[float]) -> int:
+    """Run into `out` until it is done, killed at each of the points; the number of kills."""
+    kills = 0
+    for seconds in points:
         pid = child(config, out)
-        time.sleep(pause)
-        os.kill(pid, signal.SIGKILL)
-        if ended(pid) == 0:
+        kill_after(pid, seconds)
+        end, _ = ended(pid)
+        if end == 0:
             return kills
-    assert ended(child(config, out)) == 0
-    return kills + 1
+        assert end == -signal.SIGKILL
+        kills += 1
+    assert ended(child(config, out))[0] == 0
+    return kills
 
 
 if __name__ == "__main__":
@@ -89,20 +105,19 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, draw = options.folder, random.Random(options.seed)
     config = tiny(text_file(folder), ("tisa", "learned"), steps=24, dropout=0.1)
-    start = time.monotonic()
-    assert ended(child(config, folder / "whole")) == 0
-    seconds = time.monotonic() - start
+    end, seconds = ended(child(config, folder / "whole"))
+    assert end == 0
     whole, killed = Language.load(folder / "whole" / "lm.json"), folder / "killed"
-    assert ended(child(config, killed, die_in_a_checkpoint)) == -signal.SIGKILL
-    assert ended(child(config, killed, die_before_the_mark)) == -signal.SIGKILL
-    assert ended(child(config, killed)) == 0
+    assert ended(child(config, killed, die_in_a_checkpoint))[0] == -signal.SIGKILL
+    assert ended(child(config, killed, die_before_the_mark))[0] == -signal.SIGKILL
+    assert ended(child(config, killed))[0] == 0
     same(Language.load(killed / "lm.json"), whole)
     assert not list(killed.glob("jobs/*/checkpoints"))
     kills = runs = 0
     while kills < options.kills:
         shutil.rmtree(killed)
-        pauses = (draw.uniform(0, 0.7) * seconds for _ in range(options.kills - kills))
-        kills, runs = kills + run_with_kills(config, killed, pauses), runs + 1
+        points = (draw.uniform(0, 0.7) * seconds for _ in range(options.kills - kills))
+        kills, runs = kills + run_with_kills(config, killed, points), runs + 1
         same(Language.load(killed / "lm.json"), whole)
         assert not list(killed.glob("jobs/*/checkpoints"))
         print(f"killed {kills} times in {runs} runs, equal results", flush=True)

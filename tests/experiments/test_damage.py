@@ -152,3 +152,25 @@ def test_a_checkpoint_is_on_the_disk_before_it_is_marked(
     monkeypatch.setattr("whence.experiments.monitor.mark_whole", marked)
     run_lm(tiny(text_file(tmp_path), steps=4), tmp_path / "out")
     assert marks == [len(FILES)]  # the folder itself, and all but the mark
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, lambda path: path.write_text("[]")])
+def test_a_damaged_file_of_a_folder_is_named_with_the_way_out(
+    stopped: tuple[LMConfig, Path, Language], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    config, out, whole = stopped
+    shutil.copytree(out.parent / "whole", tmp_path / "out")
+    out = tmp_path / "out"
+    for name, way in [
+        ("experiment.json", "Give another --out"),
+        ("tokenizer.json", "Delete it, and one is trained anew"),
+        ("jobs/tisa.seed-0/result.json", "Delete it to run the job again"),
+    ]:
+        kept = (out / name).read_bytes()
+        damage(out / name)
+        with pytest.raises(ValueError, match=f"{name} cannot be read .*{way}"):
+            run_lm(config, out)
+        (out / name).write_bytes(kept)
+    damage(out / "lm.json")
+    same(run_lm(config, out), whole)
+    same(Language.load(out / "lm.json"), whole)

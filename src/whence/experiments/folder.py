@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from whence.analysis.json_result import Result
 from whence.checks import require
@@ -13,6 +13,8 @@ from whence.experiments.lock import only_one
 from whence.experiments.processes import meet, processes
 
 EXPERIMENT, JOBS, RESULT, CHECKPOINTS = "experiment.json", "jobs", "result.json", "checkpoints"
+
+R = TypeVar("R", bound=Result)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ def check_claim(
             f"{command}. Give an empty folder as --out.",
         )
         return
-    there = Experiment.load(path)
+    there = load_result(Experiment, path, way_out="Give another --out.")
     differ = [
         f"{key} is {there.fixed.get(key)} there and {value} here"
         for key, value in ours.fixed.items()
@@ -75,6 +77,14 @@ def claim(
             if not (out / EXPERIMENT).is_file():
                 ours.save(out / EXPERIMENT)
         meet()
+
+
+def load_result(kind: type[R], path: Path, *, way_out: str) -> R:
+    """A file of this folder; one that is damaged is named in the error, with the way out."""
+    try:
+        return kind.load(path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}). {way_out}") from error
 
 
 def as_file_name(text: str) -> str:

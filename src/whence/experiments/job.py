@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 from whence.analysis.json_result import Result
 from whence.checks import at_least, require
-from whence.experiments.folder import CHECKPOINTS, RESULT
+from whence.experiments.folder import CHECKPOINTS, RESULT, load_result
 from whence.experiments.full_disk import full_disk_named
 from whence.experiments.lock import only_one
 from whence.experiments.processes import meet, processes
@@ -52,7 +52,7 @@ def run_job(
 
 def finished(path: Path, kind: type[AnyResult], fingerprint: str, job: Any) -> AnyResult:
     """The result of a job that was run before, of the experiment with this fingerprint."""
-    result = kind.load(path)
+    result = load_result(kind, path, way_out="Delete it to run the job again.")
     wanted = {"fingerprint": fingerprint, **job._asdict()}
     require(
         all(getattr(result, name) == value for name, value in wanted.items()),

@@ -17,6 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from whence.files import open_log
+
 DONE, LATE, FAILED, AT = "done", "late", "failed", "at"  # what a process says of its job
 TRIES = 2
 HOPELESS = 3  # times as many failures as there are processes, and nothing done: all is in vain
@@ -31,9 +33,9 @@ Work = Callable[[Connection, int, Any], None]
 
 def log_to(path: Path) -> None:
     """What this process and its libraries print from now on goes to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as log:
-        os.dup2(log.fileno(), sys.stderr.fileno())
+    log = open_log(path)
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
 
 
 def received(pipe: Connection) -> Job | None:

@@ -8,6 +8,7 @@ from typing import Any
 from whence.analysis.lm_results import Job, Language
 from whence.checks import at_least, require
 from whence.experiments.config import fingerprint
+from whence.experiments.folder import load_result
 from whence.experiments.job import run_job
 from whence.experiments.lm.config import LMConfig
 from whence.experiments.lm.data import prepared
@@ -27,6 +28,7 @@ from whence.experiments.lm.training import train
 from whence.experiments.processes import named_device, processes
 from whence.experiments.progress import Say, silent
 from whence.experiments.sweep import Sweep, run_sweep
+from whence.experiments.training import quiet
 from whence.files import replace_folder
 
 MODEL = "model"
@@ -91,7 +93,7 @@ class LMSweep(Sweep[Run, Job]):
             say=lambda what, share: say(what, TRAINING + (1 - TRAINING) * share),
         )
         if self.config.keep_models and not trained.stopped:
-            with replace_folder(folder / MODEL) as kept:
+            with replace_folder(folder / MODEL) as kept, quiet():
                 trained.model.save_pretrained(kept)
         return found
 
@@ -188,10 +190,14 @@ def run_one(
 
 
 def _machine(path: Path, results: Language, here: dict[str, Any]) -> dict[str, Any]:
-    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now."""
-    if not path.is_file():
+    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now.
+
+    A damaged lm.json is written anew.
+    """
+    try:
+        there = load_result(Language, path, way_out="")
+    except (FileNotFoundError, ValueError):
         return here
-    there = Language.load(path)
     had, have = (
         {(job.method, job.seed) for job in one.jobs}
         | {(tuned.method, tuned.learning_rate) for tuned in one.tuning}

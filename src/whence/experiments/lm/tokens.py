@@ -10,6 +10,7 @@ from jaxtyping import Integer
 
 from whence.analysis.json_result import Result
 from whence.checks import at_least, require
+from whence.experiments.folder import load_result
 from whence.experiments.lm.hub import is_dataset, split_texts, validation_text
 
 END, MASK = "<|end|>", "<|mask|>"
@@ -100,7 +101,7 @@ def keep_tokenizer(corpus: Corpus, tokenizer: str, cache: Path, *, named: str) -
     """Put the tokenizer of a corpus that is read from the file `named` into `cache`."""
     if cache.is_file():
         require(
-            StoredTokenizer.load(cache).tokenizer == tokenizer,
+            load_result(StoredTokenizer, cache, way_out="Delete it.").tokenizer == tokenizer,
             f"{cache} is another tokenizer than that of {named}, and jobs there may have used it. "
             "Give another --out.",
         )
@@ -127,7 +128,7 @@ def encoded(texts: Texts, stored: StoredTokenizer) -> Corpus:
 
 def _stored(path: Path, texts: Texts, vocab_size: int) -> StoredTokenizer:
     require(path.is_file(), f"there is no tokenizer {path}.")
-    stored = StoredTokenizer.load(path)
+    stored = load_result(StoredTokenizer, path, way_out="Delete it, and one is trained anew.")
     require(
         stored.data_sha256 == texts.sha256,
         f"the tokenizer {path} was trained on other data (SHA-256 {stored.data_sha256[:12]}, this "
