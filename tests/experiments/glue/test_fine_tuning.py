@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from glue_files import write_glue, write_model
+from processes import free_port, run_two
 from whence.analysis.glue_results import Glue
 from whence.experiments.glue.config import GlueConfig
 from whence.experiments.glue.data import prepared
@@ -231,3 +232,30 @@ def test_kernels_may_begin_fitted_to_the_models_own_table(files: Path, tmp_path:
     )
     plain = new_model(config, TASKS["cola"], form="b", kernels=0, seed=0)
     torch.testing.assert_close(model.classifier.weight, plain.classifier.weight)
+
+
+@pytest.mark.slow  # tests/experiments/test_killed.py has two processes of the same training
+def test_two_processes_of_torchrun_train_as_one(files: Path, tmp_path: Path) -> None:
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = write_model(tmp_path / "bert", **no_dropout)
+    config = tiny(files, model=str(model), forms=("b",))
+    one = run_glue(config, tmp_path / "one")
+    fixed = "--forms b --tasks cola --kernels 0,2 --seeds 1 --epochs 1 --batch 4 --max-length 16"
+    command = ["-m", "whence", "glue", *fixed.split(), "--device", "cpu", "--learning-rate", "1e-3"]
+    command += [
+        "--model",
+        str(model),
+        "--data",
+        str(files / "data"),
+        "--out",
+        str(tmp_path / "two"),
+    ]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ends = run_two(*command, folder=tmp_path, **meeting)
+    for end in ends:
+        assert end.returncode == 0, end.stderr[-3000:]
+    assert "page.html" in ends[0].stdout
+    assert ends[1].stdout == ""  # the first one alone speaks
+    two = Glue.load(tmp_path / "two" / "glue.json")
+    for a, b in zip(two.jobs, one.jobs, strict=True):
+        np.testing.assert_allclose(a.train_loss, b.train_loss, atol=1e-4)

@@ -28,6 +28,9 @@ class FineTuner(PositionTrainer):
     def __init__(self, model: Any, arguments: Any, *, position_rate: float, **options: Any) -> None:
         self.position_rate = position_rate
         super().__init__(model, arguments, **options)
+        # Classifiers take a mean over their rows, whatever number of items they are given. Trainer
+        # would multiply it by the number of processes, and wait for the number at every step.
+        self.model_accepts_loss_kwargs = False
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The library's, with the method's parameters moved to a group of their own."""
