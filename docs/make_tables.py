@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, gpu, lm, lm_cost, methods, minilm, model_cost
+from tables import cpu, criteria, glue, gpu, lm, lm_cost, methods, minilm, model_cost
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +42,10 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         lm.lm_rates,
         lm.lm_toeplitz,
         lm.lm_setting,
+        glue.glue_kept,
+        glue.glue_dropped,
+        glue.glue_won_back,
+        glue.glue_setting,
         model_cost.model_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,

@@ -14,16 +14,16 @@ from rich.table import Table
 
 from whence.checks import one_of, require
 from whence.cli.console import plain_console
-from whence.cli.errors import FAILED, one_line_errors
+from whence.cli.errors import one_line_errors
 from whence.cli.inspect import FORMATS as FIGURES
 from whence.cli.progress import progress_bar
 from whence.cli.specs import read_specs
+from whence.cli.unfinished import ends_in_order
 
 if TYPE_CHECKING:
     from whence.analysis.lm_results import Language
 
 FORMATS = ("text", "markdown", "latex")
-UNFINISHED, INTERRUPTED = 3, 130  # exit codes; the second is what shells give after Ctrl-C
 
 
 def lm(
@@ -260,44 +260,34 @@ def compared(
     """Everything that the command does before it prints; no page but for the first process."""
     from whence.experiments.lm.config import read_config
     from whence.experiments.processes import named_device, processes
-    from whence.experiments.progress import JobsFailedError, OutOfTimeError, silent
+    from whence.experiments.progress import silent
 
     read = read_config(config, flags)
     read_specs(",".join(read.methods))
     first = processes()[0] == 0
-    try:
-        with progress_bar(left=True) if first else nullcontext(silent) as say:
-            say("loading libraries", 0.0)
-            import_module("transformers.trainer")  # takes seconds
-            from whence.bench.machine import machine
-            from whence.experiments.lm.sweep import run_lm
-            from whence.report.folder import check_folder
-            from whence.report.lm_folder import write_lm_report
+    with ends_in_order(), progress_bar(left=True) if first else nullcontext(silent) as say:
+        say("loading libraries", 0.0)
+        import_module("transformers.trainer")  # takes seconds
+        from whence.bench.machine import machine
+        from whence.experiments.lm.sweep import run_lm
+        from whence.report.folder import check_folder
+        from whence.report.lm_folder import write_lm_report
 
-            check_folder(out)
-            found = run_lm(
-                read,
-                out,
-                machine=machine(named_device(read.device).type),
-                say=say,
-                deadline=deadline,
-                ray=ray,
-                workers=workers,
-                side_by_side=side_by_side,
-            )
-            if not first:
-                return found, None
-            say("drawing the page", 1.0)
-            return found, write_lm_report(found, out, formats=figures)
-    except OutOfTimeError as error:
-        typer.echo(f"whence: the time given is spent, {error}; the same command goes on", err=True)
-        raise SystemExit(UNFINISHED) from None
-    except JobsFailedError as error:
-        typer.echo(f"whence: {error}; the same command tries them again", err=True)
-        raise SystemExit(FAILED) from None
-    except KeyboardInterrupt:
-        typer.echo("whence: interrupted; the same command goes on", err=True)
-        raise SystemExit(INTERRUPTED) from None
+        check_folder(out)
+        found = run_lm(
+            read,
+            out,
+            machine=machine(named_device(read.device).type),
+            say=say,
+            deadline=deadline,
+            ray=ray,
+            workers=workers,
+            side_by_side=side_by_side,
+        )
+        if not first:
+            return found, None
+        say("drawing the page", 1.0)
+        return found, write_lm_report(found, out, formats=figures)
 
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:

@@ -15,7 +15,9 @@ from whence.cli.progress import progress_bar
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Where inspect, compare-checkpoints or lm wrote; several of a kind."),
+        typer.Argument(
+            help="Where inspect, compare-checkpoints, lm or glue wrote; several of a kind."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -43,10 +45,15 @@ def report(
         )
         with progress_bar() as say:
             from whence.report.folder import check_folder
+            from whence.report.glue_folder import GLUE, read_glue_folder, write_glue_report
             from whence.report.lm_folder import LANGUAGE
 
             target = folders[0] if out is None else out
             check_folder(target)
+            if len(folders) == 1 and (folders[0] / GLUE).is_file():
+                page = write_glue_report(read_glue_folder(folders[0]), target, formats=formats)
+                typer.echo(f"wrote {page}")
+                return
             trained = [folder for folder in folders if (folder / LANGUAGE).is_file()]
             others = [folder for folder in folders if folder not in trained]
             require(

@@ -20,6 +20,7 @@ from whence.cli.criteria import criteria
 from whence.cli.demo import demo
 from whence.cli.distill import distill
 from whence.cli.explain import explain
+from whence.cli.glue import glue
 from whence.cli.inspect import inspect
 from whence.cli.lm import lm
 from whence.cli.methods import methods
@@ -48,6 +49,7 @@ app.command()(report)
 app.command()(bench)
 app.command()(tune)
 app.command()(lm)
+app.command()(glue)
 
 
 def _version(wanted: bool) -> bool:

@@ -5,7 +5,7 @@
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,7 +60,7 @@ def tune(
         _same_random(),
         quiet(),
         _frozen(fixed),
-        _widths_leave_offsets(own),
+        widths_leave_offsets(own),
     ):
         kernels = [p for method in own for p in method.parameters()]
         groups: list[dict[str, Any]] = [{"params": kernels, "lr": KERNEL_RATE}]
@@ -175,7 +175,8 @@ class _InFirstWidths(nn.Module):
 
 
 @contextmanager
-def _widths_leave_offsets(methods: list[Tisa]) -> Iterator[None]:
+def widths_leave_offsets(methods: Sequence[Tisa]) -> Iterator[None]:
+    """While it lasts, training a width leaves the kernel's place in lags."""
     for method in methods:
         parametrize.register_parametrization(method, "raw_offset", _InFirstWidths(method))
     try:

@@ -55,6 +55,10 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         require(isinstance(value, (list, tuple)), f"{name} must be a list, got {value!r}.")
         return tuple(_typed(name, typing.get_args(hint)[0], item) for item in value)
+    if typing.get_origin(hint) is dict:
+        require(isinstance(value, dict), f"{name} must be a table of TOML, got {value!r}.")
+        _, inner = typing.get_args(hint)
+        return {key: _typed(f"{name}.{key}", inner, item) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

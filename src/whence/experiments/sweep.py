@@ -9,7 +9,7 @@ may work in one folder.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from whence.experiments.full_disk import full_disk_named
 from whence.experiments.processes import processes
 from whence.experiments.progress import JobsFailedError, OutOfTimeError, Say, silent
 
-J = TypeVar("J", bound=NamedTuple)
+J = TypeVar("J", bound=tuple[Any, ...])
 R = TypeVar("R", bound=Result)
 
 

@@ -46,12 +46,16 @@ def fit(
     side_by_side: int = 1,
     tokens_a_step: int | None = None,
     measure: Measure = nothing,
+    make_trainer: Callable[..., Any] | None = None,
+    reload: Callable[[Path], Any] | None = None,
 ) -> Trained:
     """Train a new model in `folder`, whose checkpoints are the `output_dir` of the arguments.
 
     `arguments` are transformers' TrainingArguments with `max_steps`, `logging_steps` and
     `save_steps`; a run that is shorter than `save_steps` writes a checkpoint when the time is
     spent, and else none. `measure` is asked at each log. `title` names the run in messages.
+    `make_trainer` is called in place of PositionTrainer, and is to give one. `reload` gives the
+    model of a checkpoint, where its class' own from_pretrained would not.
     """
     from transformers import PrinterCallback
     from transformers.trainer_callback import TrainerState
@@ -67,7 +71,7 @@ def fit(
         try:
             state = TrainerState.load_from_json(str(last[1] / "trainer_state.json"))
             with quiet():
-                model = type(model).from_pretrained(last[1])
+                model = (reload or type(model).from_pretrained)(last[1])
         except Exception as error:
             raise _unreadable(last[1], error) from error
         return Trained(model, list(state.log_history), "")
@@ -88,7 +92,7 @@ def fit(
     begun = 0 if last is None else last[0]
     say(f"going on from step {begun}" if begun else "starting", begun / arguments.max_steps)
     callbacks = [monitor, *(_tensorboard(folder, begun) if rank == 0 else ())]
-    trainer = PositionTrainer(
+    trainer = (make_trainer or PositionTrainer)(
         model,
         arguments,
         train_dataset=examples,

@@ -36,7 +36,7 @@ def write_lm_report(results: Language, out: Path, *, formats: Sequence[str] = ("
         "table.tex": f"{formatted(results, 'latex')}\n",
         PAGE: make_lm_page(results),
     }
-    return _write(out, texts, list(_drawings(results)), formats)
+    return write_report(out, texts, list(_drawings(results)), formats)
 
 
 def write_runs_report(
@@ -49,7 +49,7 @@ def write_runs_report(
         for name, results in runs.items()
         for what, draw in _drawings(results)
     ]
-    return _write(out, {PAGE: make_runs_page(runs)}, drawings, formats)
+    return write_report(out, {PAGE: make_runs_page(runs)}, drawings, formats)
 
 
 def _drawings(results: Language) -> Iterator[Drawing]:
@@ -58,7 +58,7 @@ def _drawings(results: Language) -> Iterator[Drawing]:
         yield "attention", partial(draw_attention, results)
 
 
-def _write(
+def write_report(
     out: Path, texts: Mapping[str, str], drawings: Sequence[Drawing], formats: Sequence[str]
 ) -> Path:
     """Write all or nothing; a figure that lies there in a format not asked for is old, and goes."""

@@ -1,0 +1,148 @@
+"""The frozen configuration of a GLUE comparison: tasks, forms, kernels and how to fine-tune."""
+
+import inspect
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from whence.analysis.glue_results import DROPPED, FORMS, KEPT
+from whence.analysis.json_result import Result
+from whence.checks import at_least, one_of, require, unknown
+from whence.experiments.glue.tasks import TASKS, task_named
+from whence.kernels.attend import BACKENDS
+from whence.methods import METHODS
+
+HUB = "hub:nyu-mll/glue"
+DISTILLED = "distilled"
+STARTS = ("zero", "local", "released", DISTILLED)
+DEVICES = ("auto", "cpu", "cuda")
+# What may differ between two runs into one folder: which jobs, and where they run. Data and model
+# are compared by their content.
+FREE = ("model", "data", "tasks", "forms", "kernels", "seeds", "device", "save_every")
+
+
+@dataclass(frozen=True, eq=False)
+class GlueConfig(Result):
+    """One comparison: every task in every form with every number of kernels and every seed.
+
+    `kernels` 0 is the baseline, without the method. `exceptions` holds numbers that a task has of
+    its own: {"sst2": {"epochs": 1, "batch": 64, "seeds": 3}}. `position_rate` is the learning rate
+    of the method's own parameters: beside pretrained weights, which move little, they have far to
+    go in a few hundred steps. `start` "distilled" begins with kernels fitted to the model's own
+    position embeddings, in form (a) at amplitude 0.
+    """
+
+    model: str
+    tasks: tuple[str, ...] = tuple(TASKS)
+    data: str = HUB  # or a folder in the official layout
+    position: str = "tisa"
+    kernels: tuple[int, ...] = (0, 1, 3, 5)
+    forms: tuple[str, ...] = (KEPT,)
+    start: str = "zero"
+    share: bool = False  # one set of kernels for all layers
+    seeds: int = 5
+    epochs: float = 3.0
+    batch: int = 32
+    exceptions: dict[str, dict[str, float]] = field(default_factory=dict)
+    learning_rate: float = 5e-5
+    position_rate: float = 1.5e-3
+    warmup: float = 0.06  # share of the steps
+    weight_decay: float = 0.01
+    max_length: int = 128
+    bf16: bool = False
+    tf32: bool = False
+    backend: str = "original"  # of attach: how attention with the method is run
+    device: str = "auto"
+    save_every: int = 0  # steps between checkpoints; 0 is none
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            task_named(name)
+        for form in self.forms:
+            one_of("form", form, FORMS)
+        one_of("start", self.start, STARTS)
+        one_of("device", self.device, DEVICES)
+        one_of("backend", self.backend, ("original", "auto", *BACKENDS))
+        for what in ("tasks", "kernels", "forms"):
+            given = getattr(self, what)
+            require(len(given) > 0, f"name one or more {what}, got none.")
+            require(len(set(given)) == len(given), f"name each of the {what} once, got {given}.")
+        at_least(0, kernels=min(self.kernels), save_every=self.save_every)
+        require(0 in self.kernels, "kernels must hold 0, the baseline that all are compared to.")
+        self._check_position()
+        at_least(8, max_length=self.max_length)
+        for name, rate in (("learning_rate", self.learning_rate), ("warmup", self.warmup)):
+            require(math.isfinite(rate) and rate >= 0, f"{name} must be 0 or more, got {rate}.")
+        require(
+            self.learning_rate > 0 and 0 < self.position_rate < math.inf,
+            f"learning rates must be above 0, got {self.learning_rate} and {self.position_rate}.",
+        )
+        require(self.warmup <= 1, f"warmup is a share of the steps, at most 1, got {self.warmup}.")
+        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}.")
+        require(not (self.bf16 and self.tf32), "take one of bf16 and tf32.")
+        for task, numbers in self.exceptions.items():
+            task_named(task)
+            for name in numbers:
+                allowed = ("seeds", "epochs", "batch")
+                require(name in allowed, unknown(f"exception of {task}", name, allowed))
+        for task in (*self.tasks, *self.exceptions):
+            for name, number in (("seeds", self.n_seeds(task)), ("batch", self.n_batch(task))):
+                require(number >= 1, f"{name} must be 1 or more, got {number} for {task}.")
+            epochs = self.n_epochs(task)
+            require(0 < epochs < math.inf, f"epochs must be above 0, got {epochs} for {task}.")
+
+    def _check_position(self) -> None:
+        require(self.position in METHODS, unknown("method", self.position, METHODS))
+        takes = inspect.signature(METHODS[self.position]).parameters
+        require(
+            "kernels" in takes and "start" in takes,
+            f"--position takes a method with kernels, such as tisa, got {self.position!r}.",
+        )
+        require(
+            self.start != DISTILLED or self.position == "tisa",
+            f"start {DISTILLED!r} fits the kernels of tisa, got {self.position!r}.",
+        )
+        require(
+            self.start != DISTILLED or not (self.share or self.backend != "original"),
+            f"start {DISTILLED!r} gives each layer kernels of its own, and runs them by the "
+            "backend 'original': leave out share and backend.",
+        )
+
+    def n_seeds(self, task: str) -> int:
+        """Seeds of a task."""
+        return int(self._of(task, "seeds"))
+
+    def n_epochs(self, task: str) -> float:
+        """Passes over the training rows of a task."""
+        return float(self._of(task, "epochs"))
+
+    def n_batch(self, task: str) -> int:
+        """Rows a step, over all processes."""
+        return int(self._of(task, "batch"))
+
+    def _of(self, task: str, name: str) -> Any:
+        return self.exceptions.get(task, {}).get(name, getattr(self, name))
+
+    def method(self, kernels: int) -> str:
+        """The text of the method with so many kernels, as `attach` takes it."""
+        start = "zero" if self.start == DISTILLED else self.start
+        return f"{self.position}:kernels={kernels},start={start}"
+
+    def keeps_positions(self, form: str) -> bool:
+        """Whether the model's own position embeddings stay."""
+        return form != DROPPED
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    def fixed(self) -> dict[str, Any]:
+        """What two runs into one folder must have in common."""
+        found = {key: value for key, value in self.plain().items() if key not in FREE}
+        found["exceptions"] = {
+            task: {name: float(number) for name, number in numbers.items() if name not in FREE}
+            for task, numbers in self.exceptions.items()
+        }
+        return found
