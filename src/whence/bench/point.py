@@ -21,7 +21,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A contender and its problem; `method` is "nope" for those that compute without position."""
+    """A contender and its problem; `method` is "nope" for those that compute without position.
+
+    >>> point = Point("eager", "tisa", 512, dtype="float32", device="cpu")
+    >>> point.n_q, point.pairs
+    (512, 3145728)
+    """
 
     contender: str
     method: str

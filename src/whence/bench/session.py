@@ -36,6 +36,12 @@ class Session:
         variant      which of a contender's variants was the fastest
         notes        what else happened, such as a variant or a capture that failed, by name
         skipped      why there are no figures; None where there are
+
+        >>> from whence.bench import Point
+        >>> point = Point("eager", "alibi", 512, dtype="float32", device="cpu")
+        >>> session = Session(Path("speed.json"), device="cpu", seconds=0.0)
+        >>> session.measure(point) is None  # no time is left; without a limit it returns a record
+        True
     """
 
     def __init__(

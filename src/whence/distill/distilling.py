@@ -43,6 +43,9 @@ class Plan:
     steps       of tuning; 0 is the fit alone
     train       what is tuned: "position", the kernels alone, or "all" weights
     length      tokens that a sequence of the text is cut at; at most the table's rows
+
+        >>> Plan(to="tisa:kernels=3", steps=200).train
+        'position'
     """
 
     to: str = "tisa:kernels=5"
@@ -92,6 +95,11 @@ def distill(
     Without a `text`, which has a sequence a line, a built-in one is read. What is fitted, tuned and
     measured on comes from it, the last from lines that the others do not see. The folder loads with
     `whence.hf.from_pretrained`, and has what is returned here as distill.json.
+
+        >>> plan, text = Plan(to="tisa:kernels=1", length=16), "the value of a list or set\\n" * 6
+        >>> found = distill("tiny-bert", Path("bert-with-tisa"), plan, text=text)
+        >>> found.position, [stage.name for stage in found.stages]
+        ('tisa:kernels=1,start=zero', ['original', 'deleted', 'rows', 'fitted'])
     """
     say = progress or (lambda what, share: None)
     check_out(out, force=force)

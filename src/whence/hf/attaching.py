@@ -27,6 +27,13 @@ class Attached:
 
     `methods` has an entry a layer, None where one was left out; `whole` is what they share, or the
     first of them.
+
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2)
+        >>> model = BertModel(config)
+        >>> handle = attach(model, "tisa:kernels=5")
+        >>> handle.position, len(handle.methods)
+        ('tisa:kernels=5,start=zero', 2)
     """
 
     def __init__(
@@ -101,8 +108,13 @@ def attach(
                     mask, so that a method of no effect changes no bit; n x n memory. Or one of
                     `whence.attend`: "auto", "fused", "sdpa", "reference"
 
-        >>> handle = attach(model, "tisa:kernels=5")  # doctest: +SKIP
-        >>> handle.undo()  # doctest: +SKIP
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2)
+        >>> model = BertModel(config)
+        >>> handle = attach(model, "tisa:kernels=5")
+        >>> handle.n_parameters()  # 2 layers of 4 heads of 5 kernels of 3 numbers
+        120
+        >>> handle.undo()
     """
     whole = _checked(model)
     base = whole.base_model
@@ -145,7 +157,15 @@ def attach(
 
 
 def attached(model: PreTrainedModel) -> Attached | None:
-    """The handle of the method that is on this model, or None."""
+    """The handle of the method that is on this model, or None.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1)
+        >>> model = BertModel(config)
+    >>> handle = attach(model, "alibi")
+    >>> attached(model) is handle
+    True
+    """
     handle = getattr(model.base_model, HANDLE, None)
     assert handle is None or isinstance(handle, Attached)
     return handle

@@ -18,6 +18,13 @@ class DenseBias(Bias):
     It is held as a function, not a matrix, so that a backend may build it for a few rows at a time.
     `per_query` are the tensors [b, h, q, ...] that belong to the query rows and are cut with them;
     `why` says, in `explain`, what keeps it from being a lag bias.
+
+        >>> def product(q_pos, k_pos):
+        ...     return (q_pos[:, None] * k_pos[None, :]).float()[None, None]
+        >>> pos = torch.arange(3)
+        >>> bias = DenseBias(product, pos, pos, "a product is no function of the lag")
+        >>> bias.to_dense(pos, pos)[0, 0].tolist()
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [0.0, 2.0, 4.0]]
     """
 
     function: Callable[..., Tensor]
@@ -49,6 +56,10 @@ class LowRankBias(Bias):
 
     Axes [b|1, h|1, q, r] and [b|1, h|1, k, r]. It was made for its own positions, so `to_dense`
     only checks that as many are asked for.
+
+        >>> query, key = torch.ones(1, 1, 2, 1), torch.tensor([1.0, 2.0, 3.0])[None, None, :, None]
+        >>> LowRankBias(query, key).to_dense(torch.arange(2), torch.arange(3))[0, 0].tolist()
+        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
 
     query: Float[Tensor, "bq hq q r"]

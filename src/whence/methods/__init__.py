@@ -17,7 +17,7 @@ from whence.methods.sandwich import Sandwich
 from whence.methods.shaw import Shaw
 from whence.methods.sinusoidal import Sinusoidal
 from whence.methods.spec import instantiate, parse
-from whence.methods.sum import Sum as Sum
+from whence.methods.sum import Sum
 from whence.methods.synthesizer import Synthesizer
 from whence.methods.t5 import T5
 from whence.methods.table2d import Table2d
@@ -27,6 +27,37 @@ from whence.methods.tisa2d import Tisa2d
 from whence.methods.transformer_xl import TransformerXL
 from whence.methods.tupe import Tupe
 from whence.methods.xpos import Xpos
+
+__all__ = [
+    "METHODS",
+    "T5",
+    "Alibi",
+    "ContentBand",
+    "Cope",
+    "Deberta",
+    "Fire",
+    "Floater",
+    "Forget",
+    "Kerple",
+    "Learned",
+    "Nope",
+    "Rope",
+    "Sandwich",
+    "Shaw",
+    "Sinusoidal",
+    "Sum",
+    "Synthesizer",
+    "Table2d",
+    "Tisa",
+    "Tisa2",
+    "Tisa2d",
+    "TransformerXL",
+    "Tupe",
+    "Xpos",
+    "build",
+    "build_layers",
+    "counts_once",
+]
 
 METHODS: dict[str, type[PositionMethod]] = {
     # the nine of Table 1, in its order
@@ -120,7 +151,11 @@ def build_layers(
 
 
 def counts_once(cls: type[PositionMethod]) -> bool:
-    """Whether one instance serves all layers: it is shared, or it enters at the input only."""
+    """Whether one instance serves all layers: it is shared, or it enters at the input only.
+
+    >>> [name for name, method in METHODS.items() if counts_once(method)]
+    ['sinusoidal', 'learned', 't5', 'floater', 'tupe']
+    """
     return cls.shared_by_layers or cls.sites() == ("input",)
 
 

@@ -37,6 +37,11 @@ def positioned_attention(
     n_k - n_q unless given. x_q and x_k, the layer's inputs, are for methods that look at content;
     a `bias` that is no part of the method is added to the logits as well.
     The input site is not here: what a method adds to the embedding was added before q, k and v.
+
+        >>> from whence import build
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> positioned_attention(build("rope", n_heads=2, d_head=8), q, k, v, causal=True).shape
+        torch.Size([1, 2, 5, 8])
     """
     call = positioned_call(
         position,
@@ -109,7 +114,13 @@ def positioned_weights(
     k_start: int = 0,
     q_start: int | None = None,
 ) -> Float[Tensor, "b h q k"]:
-    """The attention weights of the same call, before dropout: n x n numbers for every head."""
+    """The attention weights of the same call, before dropout: n x n numbers for every head.
+
+    >>> from whence import build
+    >>> q = k = torch.zeros(1, 1, 2, 8)
+    >>> positioned_weights(build("nope", n_heads=1, d_head=8), q, k, causal=True)[0, 0].tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    """
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)

@@ -10,7 +10,14 @@ from whence.report.style import BLUE, GRID, ORANGE, plain, title
 
 
 def draw_components(table: TableReport, *, name: str, leading: int = 6) -> Figure:
-    """On the left how much of the variance is in how many, then the leading ones with spectra."""
+    """On the left how much of the variance is in how many, then the leading ones with spectra.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> draw_components(found.table, name="tiny-bert", leading=1)
+    <Figure size 740x312 with 4 Axes>
+    """
     components = table.components[:leading]
     figure, grid = panels(
         2 * (len(components) + 1),

@@ -41,7 +41,12 @@ FIGURE = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What a folder holds, models in the order of the comparison or of their files' names."""
+    """What a folder holds, models in the order of the comparison or of their files' names.
+
+    >>> found = read_folder(Path("out"))  # of whence inspect tiny-bert --out out
+    >>> [entry.model.name for entry in found.inspections]
+    ['tiny-bert']
+    """
 
     inspections: tuple[Inspection, ...] = ()
     comparison: Comparison | None = None
@@ -62,6 +67,10 @@ def read_folder(folder: Path, *, but: Iterable[str] = ()) -> Results:
     """All results in the JSON files of a folder; JSON of another kind is left alone.
 
     `but` are files that are about to be replaced, so that it does not matter what they hold.
+
+        >>> found = read_folder(Path("out"))  # of whence inspect tiny-bert --out out
+        >>> len(found.inspections), found.criteria is None
+        (1, True)
     """
     found: dict[str, list[tuple[Path, str]]] = {name: [] for name in KINDS}
     replaced = set(but)
@@ -100,6 +109,10 @@ def write_folder(
 
     `figures_of` are the models that get figures of their own (None: all). Figures that an earlier
     run drew from results that are no longer there go.
+
+        >>> found = read_folder(Path("out"))  # of whence inspect tiny-bert --out out
+        >>> write_folder(Path("again"), Results(found.inspections), figures_of=[]).name
+        'page.html'
     """
     say = progress or (lambda what, share: None)
     require(len(new.inspections) > 0, f"there is no result to show in {folder}.")

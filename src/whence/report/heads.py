@@ -25,6 +25,12 @@ def draw_head_curves(
 
     The band is one standard deviation along each diagonal: how far the head is from a function of
     lag alone. `stated` is for curves that the model has as such (a T5 bias, ALiBi).
+
+        >>> from pathlib import Path
+        >>> from whence.report import read_folder
+        >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+        >>> draw_head_curves(found.heads, name="tiny-bert", reach=16)
+        <Figure size 960x232 with 4 Axes>
     """
     require(len(heads) > 0, "draw_head_curves needs one head or more, got none.")
     what = "Stated bias" if stated else f"Positional attention, {_biases(heads)}"
@@ -55,7 +61,14 @@ def draw_head_curves(
 
 
 def draw_head_matrices(heads: Sequence[HeadReport], *, name: str) -> Figure:
-    """The corner of each head's matrix over its first positions, in another map than P's."""
+    """The corner of each head's matrix over its first positions, in another map than P's.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> draw_head_matrices(found.heads, name="tiny-bert")
+    <Figure size 760x267 with 4 Axes>
+    """
     require(len(heads) > 0, "draw_head_matrices needs one head or more, got none.")
     n = len(heads[0].matrix)
     figure, grid = panels(

@@ -17,6 +17,12 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
 
     Each map has its own scale, from the 1st to the 99th percentile: position 0 alone, where [CLS]
     stands, would otherwise leave the rest dark.
+
+        >>> from pathlib import Path
+        >>> from whence.report import read_folder
+        >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+        >>> draw_heat_maps([found])
+        <Figure size 500x522 with 2 Axes>
     """
     names = labels([entry.model.name for entry in inspections])
     pairs = zip(names, inspections, strict=True)

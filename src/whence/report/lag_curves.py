@@ -26,6 +26,11 @@ def draw_lag_curves(curves: Sequence[LagCurves], *, columns: int = 6) -> Figure:
 
     Heads run from dark to light in a map that keeps its order in grey print and to the
     colour-blind. Where content has a say, a grey band is one deviation of all heads together.
+
+        >>> from whence.analysis import lag_curves
+        >>> curves = [lag_curves(name, n_heads=2, reach=8) for name in ("alibi", "t5")]
+        >>> draw_lag_curves(curves, columns=2)
+        <Figure size 420x258 with 2 Axes>
     """
     require(len(curves) > 0, "draw_lag_curves needs the curves of at least one method, got none.")
     n_heads = max(len(curve.mean) for curve in curves)
