@@ -30,7 +30,7 @@ class Tisa(Gaussians):
         >>> import torch
         >>> method = Tisa(12, kernels=5)
         >>> method.amplitude = torch.zeros(12, 5)
-        >>> float(method.curve(torch.tensor([3])).abs().max())
+        >>> method.curve(torch.tensor([3])).abs().max().item()
         0.0
     """
 

@@ -267,7 +267,7 @@ BANDED = {
 
 
 @pytest.mark.parametrize("name", BANDED)
-def test_up_to_1024_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
+def test_up_to_2048_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from whence.kernels.fused import tiles as tiling

@@ -3,7 +3,8 @@
     {"format": 1, "gpus": {"NVIDIA H200, sm90": {"bfloat16": {"64": {
         "forward": [128, 64, 4, 2], "by_rows": [...], "by_keys": [...], "block": 64}}}}}
 
-By GPU, dtype and head size (up to); four numbers are rows, keys, warps and stages of a tile.
+The keys are the GPU, the dtype and the largest head size that a row is for. The four numbers are
+rows, keys, warps and stages of a tile.
 """
 
 import json
@@ -27,12 +28,12 @@ def default_path() -> Path:
 
 
 def gpu_key(name: str, capability: tuple[int, int]) -> str:
-    """The GPU a row was measured on: its name alone does not tell the architecture."""
+    """The key of a GPU: its name and its architecture, which the name alone does not tell."""
     return f"{name}, sm{capability[0]}{capability[1]}"
 
 
 def read_all(path: Path) -> dict[str, Rows]:
-    """Every GPU's rows; none where there is no file. A file that is no such table is an error."""
+    """The rows of every GPU, none if there is no file; a file of another form is an error."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -53,7 +54,7 @@ def read_all(path: Path) -> dict[str, Rows]:
 
 
 def _checked(row: Row) -> bool:
-    """Whether the kernels could be compiled with it: KeyError or TypeError if not."""
+    """Whether the kernels can be compiled with this row; a missing or wrong field also raises."""
     sides = [row["block"]]
     for part in PARTS:
         rows, keys, warps, stages = row[part]
@@ -61,6 +62,6 @@ def _checked(row: Row) -> bool:
         if warps not in (1, 2, 4, 8, 16) or stages not in range(1, 9):
             raise TypeError("warps or stages")
     for side in sides:
-        if side not in (16, 32, 64, 128):  # larger ones would look beyond the edges of a band
+        if side not in (16, 32, 64, 128):  # larger tiles would read beyond a laid-out band
             raise TypeError("a side is a power of two from 16 to 128")
     return True
