@@ -25,7 +25,7 @@ SITES = {
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a layer knows besides its queries; the few methods that look at content ask for it.
+    """The tensors of a layer, besides its queries, for the few methods that look at content.
 
     x_q and x_k are the layer's inputs at the queries and at the keys, k the projected keys.
 
@@ -47,7 +47,7 @@ class PositionMethod(nn.Module):
 
     Convention: lag = key position - query position. q is [b, h, q, d_head] as projected (before
     `query_heads`); q_pos and k_pos are whole-number positions, in order and without gaps.
-    A hook that is not overridden is a site that the method does not use: `sites()` is derived.
+    `sites()` follows from the hooks: a site whose hooks are not overridden is not used.
 
         >>> import torch
         >>> from whence import LagBias

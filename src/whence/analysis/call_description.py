@@ -20,7 +20,7 @@ from whence.methods import build
 
 @dataclass(frozen=True)
 class Described:
-    """What a method contributes at each site of a call, and what each backend says of the call.
+    """The answer of `describe`: what a method adds at each site, and which backends run the call.
 
     >>> describe("t5", length=1_000_000, device="cuda").terms
     ('score: a lag bias, reach 92, one band shared by all queries, tails constant',)

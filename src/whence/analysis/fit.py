@@ -92,8 +92,9 @@ def export_tisa(
 ) -> Path:
     """Write the fits of all heads of one layer as a `tisa` checkpoint (safetensors).
 
-    Each head brings the S that its criterion picked, or `kernels`. Heads that picked fewer than
-    the most are filled up with kernels of amplitude 0. The file appears whole or not at all.
+    Each head is stored with the number of kernels that its criterion picked, or with `kernels` of
+    them. Heads with fewer than the largest number are padded with kernels of amplitude 0. The file
+    appears whole or not at all.
 
         >>> lag = np.arange(-20, 21)
         >>> fit = fit_curve(lag, np.exp(-0.1 * lag**2), kernels=1)

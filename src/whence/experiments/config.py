@@ -35,7 +35,7 @@ FREE = (
 
 @dataclass(frozen=True, eq=False)
 class LMConfig(Result):
-    """One comparison: every method with every seed, else the same in all.
+    """The settings of one comparison: every method runs with every seed, all else being equal.
 
     `batch` is sequences a step over all processes, cut into `accumulate` passes. A learned table
     has `train_length` positions. `distance` is the k of the task "back".

@@ -36,7 +36,7 @@ def run_lm(
     ray: str | None = None,
     side_by_side: int = 1,
 ) -> Language:
-    """Run what is not yet in `out`, and write all results there as lm.json.
+    """Run the jobs whose results are not yet in `out`, and write all results there as lm.json.
 
     `deadline` (of time.monotonic) ends a run in order: what is done is written, and OutOfTimeError
     is raised. `ray` is the address of a cluster, or "local" for one on this machine; it must see
@@ -90,13 +90,14 @@ def run_one(
     deadline: float | None = None,
     side_by_side: int = 1,
 ) -> Job:
-    """One job of the experiment in `out`: its result, read if it is there, else run for.
+    """The result of one job of the experiment in `out`, which is run unless its result is there.
 
-    Any number of processes may work in one folder at a time, on any jobs: one that another process
-    is at is waited for. No lm.json is written; `run_lm` does, once all is done. `learning_rate` is
-    one of the configuration's; unless given it is the only one, or of several the method's best,
-    once all of them have been run with seed 0. `source` is what `prepared(config, out)` gave, where
-    a process runs several jobs; `deadline` and `side_by_side` are those of `run_lm`.
+    Any number of processes may work in one folder at a time; a job that another process is running
+    is waited for. No lm.json is written: `run_lm` writes it once all jobs are done.
+    `learning_rate` is one of the configuration's. Unless given it is the only one, or else the
+    method's best, which is known once all of them have been run with seed 0. `source` is what
+    `prepared(config, out)` returned, for a process that runs several jobs. `deadline` and
+    `side_by_side` are those of `run_lm`.
 
         >>> small = {"n_layers": 1, "n_heads": 2, "d_model": 16, "train_length": 16, "steps": 2}
         >>> brief = {"batch": 2, "warmup": 1, "eval_lengths": (16,), "eval_tokens": 32}

@@ -23,10 +23,10 @@ HANDLE = "_whence"  # the attribute of a base model that holds its Attached
 
 
 class Attached:
-    """A method on a model: what `attach` returns, and `attached(model)` finds again.
+    """The handle of a method that is attached to a model; `attached(model)` returns it again.
 
-    `methods` has an entry a layer, None where one was left out; `whole` is what they share, or the
-    first of them.
+    `methods` has one entry for each layer, None for a layer without the method. `whole` is the
+    instance that the layers share, or else the first of them.
 
         >>> from transformers import BertConfig, BertModel
         >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2)
@@ -102,7 +102,7 @@ def attach(
                     as before. False is form (b): they are left out, and input may be longer
     share           one set of parameters for all layers, not one a layer; what a method always
                     shares (T5's table) is shared in any case
-    layers          which layers, count_layers from 0; all unless given
+    layers          which layers, counted from 0; all unless given
     train           "all" leaves what is trained as it is, "position" freezes everything else
     backend         "original": the attention function that the model had, with the position in its
                     mask, so that a method of no effect changes no bit; n x n memory. Or one of

@@ -21,7 +21,9 @@ BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "reference": re
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backend "auto" takes for a call, and what each one says of it; printed, a table.
+    """The answer of `explain`: the backend that "auto" takes, and how or why not each one runs.
+
+    Printed, it is a table.
 
     >>> import torch
     >>> found = explain(*torch.randn(3, 1, 2, 8, 16), causal=True)

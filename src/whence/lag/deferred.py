@@ -23,9 +23,9 @@ PIECE = 256  # rows of a product of queries and a table
 
 
 class DeferredBias(LagBias):
-    """A lag bias with tails that is made of `tensors()` when its band is first read.
+    """A lag bias with tails that is computed from `tensors()` when its band is first read.
 
-    Until then it is those very tensors: what is written into them changes the bias.
+    Until then it refers to these tensors, so that writing into them changes the bias.
 
         >>> bias = CurveBias(LINE, 0, torch.tensor([1.0]))  # nothing is evaluated
         >>> isinstance(bias, DeferredBias), bias.right.slope.tolist()  # now it is

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Bias(ABC):
-    """Something added to the logits. `to_dense` defines it, fast paths are tested by it.
+    """A term that is added to the logits. `to_dense` defines it; fast paths are tested against it.
 
     >>> import torch
     >>> from whence.lag import LagBias

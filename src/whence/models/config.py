@@ -173,7 +173,7 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
 
 @no_type_check
 class WhenceSeq2SeqConfig(WhenceConfig):
-    """The same for an encoder and a decoder; the decoder has num_hidden_layers, causal is its own.
+    """The config of an encoder and a causal decoder, which has num_hidden_layers layers.
 
     `num_encoder_layers` is num_hidden_layers unless given. Cross-attention has no position.
 

@@ -120,7 +120,7 @@ class WhenceForConditionalGeneration(
     WhencePreTrainedModel,
     GenerationMixin,  # type: ignore[misc]
 ):
-    """Logits of the decoder's tokens. `labels` are enough: the decoder's input is made of them.
+    """Logits of the decoder's tokens. Without decoder_input_ids these are `labels`, shifted by one.
 
     >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2}
     >>> model = WhenceForConditionalGeneration(WhenceSeq2SeqConfig(position="t5", **sizes))

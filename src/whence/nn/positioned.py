@@ -114,7 +114,7 @@ def positioned_weights(
     k_start: int = 0,
     q_start: int | None = None,
 ) -> Float[Tensor, "b h q k"]:
-    """The attention weights of the same call, before dropout: n x n numbers for every head.
+    """The attention weights of `positioned_attention`, before dropout, [q, k] for each head.
 
     >>> from whence import build
     >>> q = k = torch.zeros(1, 1, 2, 8)

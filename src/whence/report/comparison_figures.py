@@ -13,7 +13,9 @@ LINES = (("all rows", "whole", BLUE, "o", "-"), ("near window", "near", ORANGE, 
 
 
 def draw_steps(comparison: Comparison) -> Figure:
-    """R^2 along the series, with and without the main diagonal; pale: the nulls.
+    """Toeplitzness along a series of checkpoints, with and without the main diagonal.
+
+    Pale lines are the nulls, random tables with the same norms.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder
@@ -66,7 +68,7 @@ def draw_steps(comparison: Comparison) -> Figure:
 
 
 def draw_scores(comparison: Comparison) -> Figure:
-    """A point a model, the least-squares line, and the correlation with its interval.
+    """Toeplitzness against score: a point for each model, the fitted line, and the correlation.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder

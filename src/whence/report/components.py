@@ -10,7 +10,7 @@ from whence.report.style import BLUE, GRID, ORANGE, plain, title
 
 
 def draw_components(table: TableReport, *, name: str, leading: int = 6) -> Figure:
-    """On the left how much of the variance is in how many, then the leading ones with spectra.
+    """The share of the variance by number of components, and the leading ones with their spectra.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder

@@ -14,7 +14,7 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
-    """Write a PNG, SVG or PDF, as the path's ending says; equal figures make equal files.
+    """Write a figure as PNG, SVG or PDF, by the ending of the path; equal figures make equal files.
 
     >>> from pathlib import Path
     >>> from matplotlib.figure import Figure
@@ -33,7 +33,9 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
-    """A palette of 256 colours makes the file a third as large; no software version goes in.
+    """Write a figure as PNG with 256 colours, which makes the file a third as large.
+
+    The file names no software version, so that equal figures make equal files.
 
     >>> from pathlib import Path
     >>> from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ CURVE = "#8a8a8a"
 
 
 def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: str) -> Figure:
-    """Curve in grey, the fit that the criterion picks in orange, its S and R^2 above.
+    """Each head's lag curve in grey, and in orange the fit that BIC picks, with its S and R^2.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder

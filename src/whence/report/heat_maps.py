@@ -13,7 +13,7 @@ from whence.report.style import FAINT, INK, INNER_PRODUCTS, labels, number, plai
 
 
 def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Figure:
-    """One map a model with a position table; the brighter, the greater the inner product.
+    """Inner products of position embeddings, one heat map for each model that has a table.
 
     Each map has its own scale, from the 1st to the 99th percentile: position 0 alone, where [CLS]
     stands, would otherwise leave the rest dark.

@@ -24,7 +24,7 @@ class KeyNumber:
 
 
 def key_numbers(inspection: Inspection) -> list[KeyNumber]:
-    """The numbers of the table, the heads, the profiles and the fits, the most important first.
+    """The most telling numbers of an inspection, each with its null, the most important first.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder

@@ -21,7 +21,7 @@ def save_page(
     comparison: Comparison | None = None,
     criteria: CriteriaReport | None = None,
 ) -> Path:
-    """Write the page whole or not at all.
+    """Write the page of `make_page` to a file, whole or not at all.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder
@@ -39,7 +39,7 @@ def make_page(
     comparison: Comparison | None = None,
     criteria: CriteriaReport | None = None,
 ) -> str:
-    """The page as text.
+    """The HTML page of these results, one file that loads nothing, as text.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder

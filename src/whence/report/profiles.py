@@ -12,7 +12,7 @@ from whence.report.style import FAINT, GRID, PURPLE, number, plain, title
 
 
 def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:
-    """A panel a head; the band is the 95% confidence of the mean over pieces of text.
+    """Measured logits by lag, one panel for each head, with the 95% confidence band of the mean.
 
     >>> from pathlib import Path
     >>> from whence.report import read_folder

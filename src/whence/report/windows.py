@@ -11,7 +11,7 @@ from whence.report.style import labels, plain, series, title
 
 
 def draw_windows(inspections: Sequence[Inspection]) -> Figure:
-    """R^2 over rows start..stop against stop, whole and without the main diagonal.
+    """Toeplitzness of the rows start..stop of a table against stop, with and without the diagonal.
 
     The thin line is a random table with the same row norms: what its bright diagonal gives alone.
 
