@@ -20,6 +20,7 @@ import whence
 from hf_models import tiny
 from inspections import inspection
 from lm_jobs import job, results
+from whence import METHODS
 from whence.analysis.comparison import compare
 from whence.distill.results import Closeness, Distillation, Stage, TextFacts
 from words import with_tokenizer
@@ -32,13 +33,13 @@ SLOW = {"whence.experiments.sweep", "whence.report.folder"}  # they train, or dr
 
 
 def public() -> dict[str, Any]:
-    """By module and name, whatever is in an `__all__` or is imported by README, docs or examples."""
+    """By module and name: every method, what an `__all__` names, and what README and docs import."""
     modules = [importlib.import_module(f"whence.{name}") for name in PACKAGES.split()]
     named = [(module, name) for module in (whence, *modules) for name in module.__all__]
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*")):
         for module, names in IMPORT.findall(page.read_text(encoding="utf-8")):
             named += [(importlib.import_module(module), name.strip()) for name in names.split(",")]
-    found = (getattr(module, name) for module, name in named)
+    found = [*METHODS.values(), *(getattr(module, name) for module, name in named)]
     ours = (x for x in found if inspect.isclass(x) or inspect.isfunction(x))
     return {f"{x.__module__}.{x.__name__}": x for x in ours}
 

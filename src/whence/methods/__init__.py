@@ -28,36 +28,7 @@ from whence.methods.transformer_xl import TransformerXL
 from whence.methods.tupe import Tupe
 from whence.methods.xpos import Xpos
 
-__all__ = [
-    "METHODS",
-    "T5",
-    "Alibi",
-    "ContentBand",
-    "Cope",
-    "Deberta",
-    "Fire",
-    "Floater",
-    "Forget",
-    "Kerple",
-    "Learned",
-    "Nope",
-    "Rope",
-    "Sandwich",
-    "Shaw",
-    "Sinusoidal",
-    "Sum",
-    "Synthesizer",
-    "Table2d",
-    "Tisa",
-    "Tisa2",
-    "Tisa2d",
-    "TransformerXL",
-    "Tupe",
-    "Xpos",
-    "build",
-    "build_layers",
-    "counts_once",
-]
+__all__ = ["METHODS", "Sum", "build", "build_layers", "counts_once"]
 
 METHODS: dict[str, type[PositionMethod]] = {
     # the nine of Table 1, in its order
