@@ -29,7 +29,7 @@ def methods(stored: ResultsFolder) -> str:
 
 
 def method_pages(stored: ResultsFolder) -> str:
-    """A section a method, from its docstring: formula, convention, surprise; and its options."""
+    """A section for each method: its docstring without the example, and its options."""
     return "\n".join(_section(name) for name in METHODS)
 
 
@@ -53,6 +53,8 @@ def _section(name: str) -> str:
     facts += [_links(cls.paper)] if _links(cls.paper) else []
     lines = [f"### {name}", "", summary, "", "```text", formula, "```", ""]
     for paragraph in rest:
+        if paragraph.lstrip().startswith(">>>"):
+            continue
         listed = re.search(r"\S {2,}\S", paragraph)  # columns, which prose would run together
         lines += ["```text", paragraph, "```", ""] if listed else [paragraph, ""]
     lines += [f"With its defaults: `{spec_with_defaults(name)}`. {'; '.join(facts)}.", ""]

@@ -25,9 +25,16 @@ SITES = {
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a layer knows besides its queries; the few methods that look at content ask for it.
+    """The tensors of a layer, besides its queries, for the few methods that look at content.
 
     x_q and x_k are the layer's inputs at the queries and at the keys, k the projected keys.
+
+        >>> import torch
+        >>> from whence import build
+        >>> cope, pos = build("cope", n_heads=2, d_head=8), torch.arange(4)
+        >>> q = k = torch.randn(1, 2, 4, 8)
+        >>> cope.score_term(q, pos, pos, content=Content(k=k)).to_dense(pos, pos).shape
+        torch.Size([1, 2, 4, 4])
     """
 
     x_q: Float[Tensor, "b q d_model"] | None = None
@@ -40,7 +47,15 @@ class PositionMethod(nn.Module):
 
     Convention: lag = key position - query position. q is [b, h, q, d_head] as projected (before
     `query_heads`); q_pos and k_pos are whole-number positions, in order and without gaps.
-    A hook that is not overridden is a site that the method does not use: `sites()` is derived.
+    `sites()` follows from the hooks: a site whose hooks are not overridden is not used.
+
+        >>> import torch
+        >>> from whence import LagBias
+        >>> class Recency(PositionMethod):
+        ...     def score_term(self, q, q_pos, k_pos, *, content=None):
+        ...         return LagBias.line(torch.tensor([-1.0]))
+        >>> Recency().sites()
+        ('score',)
     """
 
     paper: ClassVar[str] = ""

@@ -27,7 +27,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """One method as the tables show it; `parameters` is None where `needs` says what is missing."""
+    """One method as the tables show it.
+
+    `parameters` is None if an extra is missing, which `needs` then names.
+
+    >>> rope = next(entry for entry in catalogue() if entry.name == "rope")
+    >>> rope.sites, rope.parameters
+    (('heads',), 0)
+    """
 
     name: str
     summary: str

@@ -101,8 +101,15 @@ def export_tisa(
 ) -> Path:
     """Write the fits of all heads of one layer as a `tisa` checkpoint (safetensors).
 
-    Each head brings the S that its criterion picked, or `kernels`. Heads that picked fewer than
-    the most are filled up with kernels of amplitude 0. The file appears whole or not at all.
+    Each head is stored with the number of kernels that its criterion picked, or with `kernels` of
+    them. Heads with fewer than the largest number are padded with kernels of amplitude 0. The file
+    appears whole or not at all.
+
+        >>> lag = np.arange(-20, 21)
+        >>> fit = fit_curve(lag, np.exp(-0.1 * lag**2), kernels=1)
+        >>> path = export_tisa([HeadFits(0, 0, (fit,), 1)], Path("tisa.safetensors"))
+        >>> load_tisa(path).n_parameters()
+        3
     """
     from safetensors.numpy import save
 
@@ -135,7 +142,15 @@ def export_tisa(
 
 
 def load_tisa(path: Path) -> Tisa:
-    """The method in a checkpoint that `export_tisa` wrote."""
+    """The method in a checkpoint that `export_tisa` wrote.
+
+    >>> import torch
+    >>> lag = np.arange(-20, 21)
+    >>> fit = fit_curve(lag, 2 * np.exp(-0.1 * lag**2), kernels=1)
+    >>> path = export_tisa([HeadFits(0, 0, (fit,), 1)], Path("tisa.safetensors"))
+    >>> round(load_tisa(path).curve(torch.tensor([0])).item(), 4)
+    2.0
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -48,6 +48,10 @@ def inspect(
     False never, None where the weights alone do not tell (no table, a deeper layer, or a `text`
     of one's own), and then a model that cannot be run gets a note instead of an error.
     progress(what, share) is called as the work goes on, share being of all of it.
+
+        >>> found = inspect("tiny-bert", fit=False)
+        >>> found.model.family, found.table.gram.shape, len(found.heads)
+        ('bert', (24, 24), 4)
     """
     step = _Steps(progress)
     if is_table_file(name_or_folder):

@@ -26,6 +26,10 @@ class LagCurves:
 
     A method that does not look at content has no spread, one that enters at the input has one curve
     for all heads, and one that is causal has NaN at the lags > 0 that it never sees.
+
+        >>> curves = lag_curves("shaw:clip=2", n_heads=4, reach=3)
+        >>> curves.site, curves.mean.shape, curves.spread is None
+        ('score', torch.Size([4, 7]), False)
     """
 
     method: str

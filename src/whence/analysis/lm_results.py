@@ -158,10 +158,15 @@ class Row(Result):
 
 
 def ranked(results: Language) -> tuple[Row, ...]:
-    """A row a method, the smallest loss at the length of training first.
+    """One row for each method, ordered by the loss at the length of training.
 
-    A method of which a seed ended early has no mean, as one over the seeds that went well would
-    flatter it; it comes last.
+    A method with a seed that ended early comes last, without a mean: a mean over the other seeds
+    would flatter it.
+
+        >>> from pathlib import Path
+        >>> results = Language.load(Path("out/lm.json"))  # of whence lm --out out
+        >>> [row.method for row in ranked(results)]
+        ['tisa', 'rope']
     """
     rows = [_row(results, method) for method in results.methods]
     home = results.lengths.index(int(results.config["train_length"]))

@@ -21,7 +21,14 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A contender and its problem; `method` is "nope" for those that compute without position."""
+    """One measurement: a contender, and the attention problem that it is to solve.
+
+    `method` is "nope" for a contender without position.
+
+    >>> point = Point("eager", "tisa", 512, dtype="float32", device="cpu")
+    >>> point.n_q, point.pairs
+    (512, 3145728)
+    """
 
     contender: str
     method: str

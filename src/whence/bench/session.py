@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 
 class Session:
-    """Records of points by the point, written to `path` after each one.
+    """Measures points and writes their records to `path` after each one.
 
     A record has the fields of its point and
 
@@ -31,11 +31,17 @@ class Session:
         graph_ms     the same from a CUDA graph, without the host; for n up to `graphs_up_to`, and
                      not in mode forward
         extra_bytes  the most memory beyond the inputs
-        error        the worst error over what it is held against (`whence.bench.exactness`): the
+        error        the worst error, relative to what is allowed (`whence.bench.exactness`): the
                      error of same-dtype PyTorch, or rounding in float64; beyond 2 nothing is timed
         variant      which of a contender's variants was the fastest
         notes        what else happened, such as a variant or a capture that failed, by name
         skipped      why there are no figures; None where there are
+
+        >>> from whence.bench import Point
+        >>> point = Point("eager", "alibi", 512, dtype="float32", device="cpu")
+        >>> session = Session(Path("speed.json"), device="cpu", seconds=0.0)
+        >>> session.measure(point) is None  # no time is left; without a limit it returns a record
+        True
     """
 
     def __init__(

@@ -34,15 +34,18 @@ LINES = 4096  # of a text that are read if no more are needed to tune
 
 @dataclass(frozen=True)
 class Plan:
-    """How to distill; refused as a whole before any work.
+    """The settings of `distill`; wrong ones are refused before any work.
 
-    to          "tisa:kernels=5"
-    rows        what of the table goes into the words: see `move_rows`
-    keep_table  leave the table in, and TISA beside it silent, its kernels in the places of the
-                fit: the model's outputs do not change, and fine-tuning starts from there
-    steps       of tuning; 0 is the fit alone
+    to          the method that replaces the table, such as "tisa:kernels=5"
+    rows        which part of the table is moved into the word embeddings: see `move_rows`
+    keep_table  keep the table, and add TISA with amplitudes of 0 and the fitted places of its
+                kernels: the model's outputs do not change, and fine-tuning starts from there
+    steps       steps of tuning; 0 is the fit alone
     train       what is tuned: "position", the kernels alone, or "all" weights
-    length      tokens that a sequence of the text is cut at; at most the table's rows
+    length      the longest sequence of the text in tokens; at most the table's rows
+
+        >>> Plan(to="tisa:kernels=3", steps=200).train
+        'position'
     """
 
     to: str = "tisa:kernels=5"
@@ -89,9 +92,14 @@ def distill(
 ) -> Distillation:
     """Distill the model of a folder or of a name on the hub into a folder, whole or not at all.
 
-    Without a `text`, which has a sequence a line, a built-in one is read. What is fitted, tuned and
-    measured on comes from it, the last from lines that the others do not see. The folder loads with
+    `text` has one sequence in each line; without it a built-in text is read. Some lines are for
+    fitting and tuning, and closeness is measured on the others. The folder loads with
     `whence.hf.from_pretrained`, and has what is returned here as distill.json.
+
+        >>> plan, text = Plan(to="tisa:kernels=1", length=16), "the value of a list or set\\n" * 6
+        >>> found = distill("tiny-bert", Path("bert-with-tisa"), plan, text=text)
+        >>> found.position, [stage.name for stage in found.stages]
+        ('tisa:kernels=1,start=zero', ['original', 'deleted', 'rows', 'fitted'])
     """
     say = progress or (lambda what, share: None)
     check_out(out, force=force)

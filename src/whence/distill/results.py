@@ -63,7 +63,13 @@ class TextFacts(Result):
 
 @dataclass(frozen=True, eq=False)
 class Distillation(Result):
-    """Everything `whence distill` found; the model itself lies beside it."""
+    """The results of `distill`, as in distill.json beside the new model.
+
+    >>> from pathlib import Path
+    >>> found = Distillation.load(Path("out/distill.json"))  # of whence distill MODEL --out out
+    >>> found.position, found.stage("fitted").name
+    ('tisa:kernels=1', 'fitted')
+    """
 
     model: str
     family: str

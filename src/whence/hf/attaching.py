@@ -23,10 +23,18 @@ HANDLE = "_whence"  # the attribute of a base model that holds its Attached
 
 
 class Attached:
-    """A method on a model: what `attach` returns, and `attached(model)` finds again.
+    """The handle of a method that is attached to a model; `attached(model)` returns it again.
 
-    `methods` has an entry a layer, None where one was left out; `whole` is what they share, or the
-    first of them. Where PEFT trains copies of them, they are those of the active adapter.
+    `methods` has one entry for each layer, None for a layer without the method. `whole` is the
+    instance that the layers share, or else the first of them. Where PEFT trains copies of them,
+    they are those of the active adapter.
+
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2)
+        >>> model = BertModel(config)
+        >>> handle = attach(model, "tisa:kernels=5")
+        >>> handle.position, len(handle.methods)
+        ('tisa:kernels=5,start=zero', 2)
     """
 
     def __init__(self, model: PreTrainedModel, options: dict[str, Any]) -> None:
@@ -107,7 +115,7 @@ def attach(
                     as before. False is form (b): they are left out, and input may be longer
     share           one set of parameters for all layers, not one a layer; what a method always
                     shares (T5's table) is shared in any case
-    layers          which layers, count_layers from 0; all unless given
+    layers          which layers, counted from 0; all unless given
     train           "all" leaves what is trained as it is, "position" freezes everything else
     backend         "auto": the model's own attention function while the bias is zero, so that no
                     bit changes, then `whence.attend`, in linear memory; in a model loaded with
@@ -115,8 +123,13 @@ def attach(
                     "original": always the model's own function, with the position in its mask,
                     which is n x n. "fused", "sdpa", "reference": always this backend of `attend`
 
-        >>> handle = attach(model, "tisa:kernels=5")  # doctest: +SKIP
-        >>> handle.undo()  # doctest: +SKIP
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=2)
+        >>> model = BertModel(config)
+        >>> handle = attach(model, "tisa:kernels=5")
+        >>> handle.n_parameters()  # 2 layers of 4 heads of 5 kernels of 3 numbers
+        120
+        >>> handle.undo()
     """
     whole = _checked(model)
     base = whole.base_model
@@ -159,7 +172,15 @@ def attach(
 
 
 def attached(model: nn.Module) -> Attached | None:
-    """The handle of the method that is on this model, or None; it may be wrapped (PEFT, DDP)."""
+    """The handle of the method that is on this model, or None; it may be wrapped (PEFT, DDP).
+
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1)
+    >>> model = BertModel(config)
+    >>> handle = attach(model, "alibi")
+    >>> attached(model) is handle
+    True
+    """
     for module in model.modules():
         handle = module.__dict__.get(HANDLE)
         if isinstance(handle, Attached):

@@ -57,7 +57,9 @@ def completed(position: str, base: nn.Module) -> str:
     A method that can begin without an effect does so unless told otherwise. An image model knows
     the patches in a row, and its [CLS].
 
-    >>> completed("tisa2d:kernels=3", vit)  # doctest: +SKIP
+    >>> from transformers import ViTConfig, ViTModel
+    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    >>> completed("tisa2d:kernels=3", ViTModel(ViTConfig(num_hidden_layers=1, **sizes)))
     'tisa2d:width=14,prefix=1,kernels=3,start=zero'
     """
     config: Any = base.config

@@ -33,8 +33,13 @@ def from_pretrained(
     options are those of transformers' own from_pretrained, which is what loads it; for
     output_loading_info=True, which returns two things, call that one.
 
-        >>> model = from_pretrained("my-bert-with-tisa")  # doctest: +SKIP
-        >>> attached(model).undo()  # doctest: +SKIP
+        >>> from transformers import AutoModel
+        >>> from whence.hf import attach
+        >>> model = AutoModel.from_pretrained("tiny-bert")
+        >>> handle = attach(model, "tisa:kernels=5")
+        >>> model.save_pretrained("tiny-bert-with-tisa")
+        >>> attached(from_pretrained("tiny-bert-with-tisa")).n_parameters() == handle.n_parameters()
+        True
     """
     require(
         not options.get("output_loading_info"),

@@ -18,6 +18,13 @@ def tisa_from_released(
 
     The three tensors are known by the words amplitude, sharpness and offset in their names, after
     the prefix. They are [kernels, heads], or [heads, kernels] with heads_first=True.
+
+        >>> import torch
+        >>> names = ("amplitude", "sharpness", "offset")
+        >>> state = {f"layer.0.{name}": torch.ones(3, 4) for name in names}
+        >>> method = tisa_from_released(state, prefix="layer.0.")
+        >>> method.n_heads, method.kernels
+        (4, 3)
     """
     found = {}
     for word in ("amplitude", "sharpness", "offset"):
@@ -37,6 +44,12 @@ def t5_from(model: PreTrainedModel, *, stack: Literal["encoder", "decoder"] = "e
 
     T5 does not scale q.k by 1/sqrt(d): an attention that is to give its results needs scale=1.0.
     UMT5 has a table a layer, and only the first is read.
+
+        >>> from transformers import T5Config, T5Model
+        >>> sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        >>> method = t5_from(T5Model(T5Config(vocab_size=9, **sizes)), stack="decoder")
+        >>> method.table.shape, method.causal
+        (torch.Size([32, 2]), True)
     """
     found = {
         name: module

@@ -21,7 +21,15 @@ BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "reference": re
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backend "auto" takes for a call, and what each one says of it; printed, a table."""
+    """The answer of `explain`: the backend that "auto" takes, and how or why not each one runs.
+
+    Printed, it is a table.
+
+    >>> import torch
+    >>> found = explain(*torch.randn(3, 1, 2, 8, 16), causal=True)
+    >>> found.chosen, [name for name, runs, why in found.rows if not runs]
+    ('sdpa', ['fused'])
+    """
 
     chosen: str
     rows: tuple[tuple[str, bool, str], ...]  # backend, whether it runs the call, how or why not

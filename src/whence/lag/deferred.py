@@ -23,9 +23,13 @@ PIECE = 256  # rows of a product of queries and a table
 
 
 class DeferredBias(LagBias):
-    """A lag bias with tails that is made of `tensors()` when its band is first read.
+    """A lag bias with tails that is computed from `tensors()` when its band is first read.
 
-    Until then it is those very tensors: what is written into them changes the bias.
+    Until then it refers to these tensors, so that writing into them changes the bias.
+
+        >>> bias = CurveBias(LINE, 0, torch.tensor([1.0]))  # nothing is evaluated
+        >>> isinstance(bias, DeferredBias), bias.right.slope.tolist()  # now it is
+        (True, [[[-1.0]]])
     """
 
     def __init__(self) -> None:
@@ -91,6 +95,9 @@ class Curve(ABC):
     """A family of functions of the lag, one function for each head, with a few parameters.
 
     A kernel may have device code for a curve, which it finds by the curve's name.
+
+        >>> LINE.at((torch.tensor([0.5]),), torch.arange(0, 4)).tolist()
+        [[-0.0, -0.5, -1.0, -1.5]]
     """
 
     name: ClassVar[str]
@@ -221,7 +228,14 @@ def _units(parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class CurveBias(DeferredBias):
-    """b_h(lag) = the curve of head h, the same for all queries."""
+    """b_h(lag) = the curve of head h, the same for all queries.
+
+    >>> bias = CurveBias(LINE, 0, torch.tensor([1.0, 0.5]))
+    >>> bias
+    CurveBias(line, heads 2, reach 0)
+    >>> bias.to_dense(torch.arange(1), torch.arange(3))[0, :, 0].tolist()
+    [[0.0, -1.0, -2.0], [0.0, -0.5, -1.0]]
+    """
 
     def __init__(self, curve: Curve, reach: int, *parameters: Tensor) -> None:
         super().__init__()
@@ -282,6 +296,10 @@ class QueryBias(DeferredBias):
 
     The axes are [b, h, q, d] and [h|1, 2 * reach + 1, d]. Beyond the reach the end rows of the
     table go on for ever. The band, where it is asked for, has the dtype of the queries.
+
+        >>> bias = QueryBias(torch.ones(1, 1, 1, 2), torch.tensor([[[1.0, 1], [2, 2], [3, 3]]]))
+        >>> bias.to_dense(torch.arange(1), torch.arange(4))[0, 0].tolist()  # lags 0, 1, 2, 3
+        [[4.0, 6.0, 6.0, 6.0]]
     """
 
     query: Float[Tensor, "b h q d"]

@@ -17,7 +17,14 @@ class DenseBias(Bias):
 
     It is held as a function, not a matrix, so that a backend may build it for a few rows at a time.
     `per_query` are the tensors [b, h, q, ...] that belong to the query rows and are cut with them;
-    `why` says, in `explain`, what keeps it from being a lag bias.
+    `why` is the reason, which `explain` prints, that the term is not a lag bias.
+
+        >>> def product(q_pos, k_pos):
+        ...     return (q_pos[:, None] * k_pos[None, :]).float()[None, None]
+        >>> pos = torch.arange(3)
+        >>> bias = DenseBias(product, pos, pos, "a product is no function of the lag")
+        >>> bias.to_dense(pos, pos)[0, 0].tolist()
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [0.0, 2.0, 4.0]]
     """
 
     function: Callable[..., Tensor]
@@ -47,8 +54,12 @@ class DenseBias(Bias):
 class LowRankBias(Bias):
     """bias[i, j] = query_i . key_j: exact in linear memory, as extra columns of the heads.
 
-    Axes [b|1, h|1, q, r] and [b|1, h|1, k, r]. It was made for its own positions, so `to_dense`
-    only checks that as many are asked for.
+    The axes are [b|1, h|1, q, r] and [b|1, h|1, k, r]. The factors belong to the positions that
+    they were made for, so `to_dense` uses of its arguments only the lengths, which must match.
+
+        >>> query, key = torch.ones(1, 1, 2, 1), torch.tensor([1.0, 2.0, 3.0])[None, None, :, None]
+        >>> LowRankBias(query, key).to_dense(torch.arange(2), torch.arange(3))[0, 0].tolist()
+        [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
     """
 
     query: Float[Tensor, "bq hq q r"]

@@ -11,7 +11,11 @@ from torch import Tensor
 class Line:
     """const + slope * |lag| for each [b, h, q]; size-1 axes broadcast, None is zero.
 
-    A slope of None says more than zeros do: a kernel that needs flat tails can see it on the host.
+    A slope of None tells the host, without a look at the GPU's memory, that a tail is constant.
+
+        >>> line = Line(const=torch.tensor([[[1.0]]]), slope=torch.tensor([[[-0.5]]]))
+        >>> line.at(torch.arange(-2, 3)).tolist()
+        [[[[0.0, 0.5, 1.0, 0.5, 0.0]]]]
     """
 
     const: Float[Tensor, "#b #h #q"] | None = None

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 class Bias(ABC):
-    """Something added to the logits. `to_dense` defines it, fast paths are tested by it."""
+    """A term that is added to the logits. `to_dense` defines it; fast paths are tested against it.
+
+    >>> import torch
+    >>> from whence.lag import LagBias
+    >>> slope = LagBias.line(torch.tensor([-1.0]))
+    >>> (slope + slope).to_dense(torch.arange(1), torch.arange(3)).tolist()
+    [[[[0.0, -2.0, -4.0]]]]
+    """
 
     @abstractmethod
     def to_dense(
@@ -35,7 +42,15 @@ class Bias(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Terms(Bias):
-    """A sum sorted by kind: one lag bias, one low-rank product, and any number of dense terms."""
+    """A sum sorted by kind: one lag bias, one low-rank product, and any number of dense terms.
+
+    >>> import torch
+    >>> from whence.lag import LagBias, LowRankBias
+    >>> ones = LowRankBias(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1))
+    >>> both = LagBias.line(torch.tensor([-1.0])) + ones
+    >>> type(both).__name__, [type(part).__name__ for part in both.parts()]
+    ('Terms', ['LagBias', 'LowRankBias'])
+    """
 
     lag: "LagBias | None" = None
     low_rank: "LowRankBias | None" = None

@@ -2,10 +2,11 @@
 
 from whence.checks import at_least
 from whence.method import PositionMethod
-from whence.methods.registry import METHODS as METHODS
-from whence.methods.registry import named
+from whence.methods.registry import METHODS, named
 from whence.methods.spec import check_sizes, instantiate
-from whence.methods.sum import Sum as Sum
+from whence.methods.sum import Sum
+
+__all__ = ["METHODS", "Sum", "build", "build_layers", "counts_once"]
 
 # What a model tells its methods, by the names that their constructors use.
 CONTEXT = ("n_heads", "d_head", "d_model", "max_length", "causal", "n_layers")
@@ -74,7 +75,11 @@ def build_layers(
 
 
 def counts_once(cls: type[PositionMethod]) -> bool:
-    """Whether one instance serves all layers: it is shared, or it enters at the input only."""
+    """Whether one instance serves all layers: it is shared, or it enters at the input only.
+
+    >>> [name for name, method in METHODS.items() if counts_once(method)]
+    ['sinusoidal', 'learned', 't5', 'floater', 'tupe']
+    """
     return cls.shared_by_layers or cls.sites() == ("input",)
 
 

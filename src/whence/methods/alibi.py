@@ -16,6 +16,9 @@ class Alibi(PositionMethod):
 
     m_h = 2^(-8h/H) for a power of two H; otherwise the slopes of the next smaller power of two,
     then every other one of the next larger. Slopes are fixed, or start there and are learned.
+
+        >>> Alibi(8).slope.tolist()[:4]
+        [0.5, 0.25, 0.125, 0.0625]
     """
 
     paper = "Press et al. 2022, arXiv:2108.12409"

@@ -26,6 +26,11 @@ class ContentBand(PositionMethod):
     With start="local" the profiles begin as Gaussians of the distance at many scales, of which W_r,
     N(0, 0.1), mixes some for each query. "normal" draws both from N(0, 0.02). With "zero" the
     profiles are 0 and W_r as with "local", so that a model to which it is added does not change.
+
+        >>> method, pos = ContentBand(2, 8, rank=4, width=3), torch.arange(5)
+        >>> content = Content(x_q=torch.randn(1, 5, 8))
+        >>> method.score_term(torch.zeros(1, 2, 5, 4), pos, pos, content=content).reach  # width - 1
+        2
     """
 
     paper = "Inkling 2026 (transformers: InklingRelativeLogits)"

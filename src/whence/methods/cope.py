@@ -18,6 +18,10 @@ class Cope(PositionMethod):
     after the query are zero. A method does not see the mask: padding at either end changes
     nothing, since the count runs from the key to the query, but a key masked *between* the two is
     still counted.
+
+        >>> method, zero = Cope(1, 4, positions=8), torch.zeros(1, 1, 3, 4)  # each gate is 1/2
+        >>> method.counted(zero, zero, torch.arange(3), torch.arange(3))[0, 0].tolist()
+        [[0.5, 0.0, 0.0], [1.0, 0.5, 0.0], [1.5, 1.0, 0.5]]
     """
 
     paper = "Golovneva et al. 2024, arXiv:2405.18719"

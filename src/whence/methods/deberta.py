@@ -25,6 +25,10 @@ class Deberta(PositionMethod):
     s(i - j). They also share T between the layers and, in v2 and v3, normalise it and take W_Q and
     W_K from the content: copy the normalised table and those weights here. v1's W_K has no bias:
     leave b_K at zero.
+
+        >>> method = Deberta(2, 4, 8, position_buckets=0, max_distance=2)
+        >>> method.slot(torch.arange(-3, 4)).tolist()  # the row of each i - j
+        [0, 0, 1, 2, 3, 3, 3]
     """
 
     paper = "He et al. 2021, arXiv:2006.03654"

@@ -19,6 +19,11 @@ class Fire(PositionMethod):
     alike, and keys far ahead have a ratio above 1. L = |multiplier| * threshold: up to position L
     the bias is a function of the lag. c and the multiplier are learned, one for all heads; the MLP
     has one hidden layer with ReLU.
+
+        >>> method = Fire(2, threshold=4.0)
+        >>> early, late = (method.matrix(torch.tensor([i]), torch.tensor([i - 2])) for i in (2, 9))
+        >>> torch.equal(early, late)  # one lag, two positions of the query
+        False
     """
 
     paper = "Li et al. 2024, arXiv:2310.04418"

@@ -29,6 +29,10 @@ class Floater(PositionMethod):
     that did not cover, or covered with other weights or another grad mode, a hook solves itself.
     One `begin` serves one backward: two passes on it need retain_graph, as any graph they share.
     The solver is sequential and reads the device at each step: this method is slow by nature.
+
+        >>> method = Floater(2, 4, n_layers=2).layer(1)
+        >>> method.sites(), method.query_heads(torch.zeros(1, 2, 3, 4), torch.arange(3)).shape
+        (('heads',), torch.Size([1, 2, 3, 4]))
     """
 
     paper = "Liu et al. 2020, arXiv:2003.09229"

@@ -18,6 +18,10 @@ class Forget(PositionMethod):
     The difference is a product of rank 2 but is left dense: c grows with the length, and as extra
     columns of half precision heads c_i and c_j would lose the digits in which they differ.
     Padding at either end changes nothing; a key masked between two others still forgets.
+
+        >>> method = Forget(2, 8)
+        >>> method.forgotten(torch.randn(1, 5, 8)).shape  # summed over tokens, for each head
+        torch.Size([1, 2, 5])
     """
 
     paper = "Lin et al. 2025, arXiv:2503.02130"

@@ -23,6 +23,10 @@ class Kerple(PositionMethod):
     and p = softplus(raw_p) for log, 2 sigmoid(raw_p) for power. `p` and `a` are the numbers of the
     formula; they start at p ~ U(0.01, 1.99) and a ~ U(0.01, 1). What is trained are raw_p / GAIN
     and raw_a / GAIN (whence.units).
+
+        >>> curve = Kerple(2).curve(torch.arange(0, 4))
+        >>> bool((curve.diff() < 0).all())  # it falls with the distance
+        True
     """
 
     paper = "Chi et al. 2022, arXiv:2205.09921"

@@ -15,6 +15,10 @@ class Learned(PositionMethod):
 
     RoBERTa and OPT have offset=2: their first two rows are not positions, and their "514" or "2050"
     is max_length + offset.
+
+        >>> method = Learned(8, 16)
+        >>> method.input_term(torch.arange(16)).shape, method.fixed_length
+        (torch.Size([16, 8]), True)
     """
 
     paper = "Gehring et al. 2017, arXiv:1705.03122; Devlin et al. 2019, arXiv:1810.04805"

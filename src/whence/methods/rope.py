@@ -38,6 +38,11 @@ class Rope(Frequencies):
              it was above beta_fast (32), linear in the pair's index between; the turned columns of
              q and of k are multiplied by attention_factor, 0.1 ln(factor) + 1 unless given
     llama3   the same with 1 and 4, linear in the number of turns, and no attention_factor
+
+        >>> method, x = Rope(8), torch.ones(1, 1, 2, 8)  # equal vectors, three positions apart
+        >>> near, far = (method.query_heads(x, torch.tensor([i, i + 3]))[0, 0] for i in (0, 50))
+        >>> torch.allclose(near[0] @ near[1], far[0] @ far[1], atol=1e-4)
+        True
     """
 
     paper = (

@@ -45,7 +45,8 @@ def rope_from(
     that is neither LLaMA's kin ("half") nor CodeGen, GPT-J or RoFormer. `layer_type` names one of
     several settings (Gemma 3: "sliding_attention").
 
-        >>> rope_from(LlamaConfig(rope_theta=5e5))  # doctest: +SKIP
+        >>> from transformers import LlamaConfig
+        >>> rope_from(LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
         'rope:base=500000.0'
     """
     if layout is None:

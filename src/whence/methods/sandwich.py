@@ -16,6 +16,10 @@ class Sandwich(PositionMethod):
     8h/H, the compression ratio, divides the sum, so that head H is the flattest. Taken here: the
     sum as the formula has it, from i = 1, and without the constant d/2 that some code subtracts,
     which no softmax sees.
+
+        >>> curve = Sandwich(2, dimensions=4).curve(torch.arange(-3, 4))
+        >>> torch.equal(curve, curve.flip(-1))  # symmetric in the lag
+        True
     """
 
     paper = "Chi et al. 2023, arXiv:2212.10356"

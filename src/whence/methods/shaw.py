@@ -25,6 +25,10 @@ class Shaw(PositionMethod):
     trained is a VECTOR_GAIN-th of them (whence.units). start="wide" draws A_K from N(0, 1), so that
     queries tell lags apart from the first step on, and A_V as Xavier has it; "xavier" draws both
     so, as released; "zero" is for a model that is trained already.
+
+        >>> method = Shaw(2, 4, clip=3)
+        >>> method.n_parameters(), method.sites()  # 7 lags of 4 numbers, for keys and for values
+        (56, ('score', 'value'))
     """
 
     paper = "Shaw et al. 2018, arXiv:1803.02155"

@@ -20,6 +20,10 @@ class Sinusoidal(Frequencies):
     All of it times `amplitude`. The paper's 1 goes with embeddings scaled by sqrt(d_model); beside
     embeddings that begin small and are not scaled, as GPT-2's and those of whence.models, it hides
     the words: there about their own size, 0.02, is right.
+
+        >>> Sinusoidal(4).input_term(torch.arange(2))
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0100, 0.9999]])
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"

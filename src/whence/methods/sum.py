@@ -18,6 +18,11 @@ class Sum(PositionMethod):
     """Every part at its own sites: terms are added, heads pass through the parts in order.
 
     If a part replaces the logits, the other parts' score terms are added to what it puts there.
+
+        >>> from whence.methods import Alibi, Tisa
+        >>> both = Sum(Tisa(4, kernels=5), Alibi(4))  # or build("tisa:kernels=5+alibi", ...)
+        >>> both.sites(), both.n_parameters()
+        (('score',), 60)
     """
 
     def __init__(self, *parts: PositionMethod) -> None:

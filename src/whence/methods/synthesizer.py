@@ -31,6 +31,10 @@ class Synthesizer(PositionMethod):
     of the kinds listed (several are written kind="random-dense") and of q.k, unless dot=false.
     "plus_alpha" is (1 - sigmoid(alpha)) q.k + sigmoid(alpha) S. Weights start equal. Without q.k
     the site is replace. Positions from N on are an error.
+
+        >>> method = Synthesizer(2, 4, 8, 16)
+        >>> method.n_parameters(), method.sites()  # 2 heads of 16 x 16 numbers
+        (512, ('heads', 'score', 'replace'))
     """
 
     paper = "Tay et al. 2020, arXiv:2005.00743"

@@ -31,6 +31,10 @@ class T5(PositionMethod):
     (docs/lm_results.md), and "zero" is for a model that is trained already.
     T5 itself does not scale q.k by 1/sqrt(d) (pass scale=1.0), has no bias in cross-attention, and
     shares one table between its layers.
+
+        >>> method, pos = T5(2, buckets=8, max_distance=16), torch.arange(64)
+        >>> method.score_term(torch.zeros(1, 2, 64, 8), pos, pos).reach
+        7
     """
 
     paper = "Raffel et al. 2020, arXiv:1910.10683"

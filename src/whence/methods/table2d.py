@@ -27,6 +27,10 @@ class Table2d(PositionMethod):
 
     `table` is read and assigned; what is trained is table / GAIN (whence.units). The starts are
     those of `t5`, with the distance of two patches in place of the lag; "normal" is Swin's.
+
+        >>> method = Table2d(2, 6, height=2, width=3)
+        >>> method.matrix(torch.arange(6), torch.arange(6)).shape, method.n_parameters()
+        (torch.Size([1, 2, 6, 6]), 30)
     """
 
     paper = "Liu et al. 2021, arXiv:2103.14030; prefix: Bao et al. 2022, arXiv:2106.08254"

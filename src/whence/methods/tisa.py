@@ -27,9 +27,10 @@ class Tisa(Gaussians):
     the far part to plain attention. The authors' code evaluates f at query - key - 1:
     `from_released` converts its weights.
 
+        >>> import torch
         >>> method = Tisa(12, kernels=5)
         >>> method.amplitude = torch.zeros(12, 5)
-        >>> float(method.curve(torch.tensor([3])).abs().max())
+        >>> method.curve(torch.tensor([3])).abs().max().item()
         0.0
     """
 

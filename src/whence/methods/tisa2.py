@@ -22,6 +22,10 @@ class Tisa2(PositionMethod):
     The fields go geometrically from `shortest` (head 0) to `longest`; the released code has no
     default for the two, 32 and 2048 are ours. The last `agnostic` heads see no position: no
     parameters, a bias of 0.
+
+        >>> method = Tisa2(3, kernels=3, agnostic=1)  # head 2 sees no position
+        >>> method.n_parameters(), method.curve(torch.tensor([5]))[2].tolist()
+        (20, [0.0])
     """
 
     paper = "Wennberg 2023 (TISAv2), after Wennberg & Henter 2021, arXiv:2106.01950"

@@ -21,6 +21,10 @@ class Tisa2d(Gaussians):
     free: only the width has to be that of the image. Wennberg & Henter's TISA is one-dimensional.
     The starts are those of `tisa`, on a scale up to the side of the image; with "released" the
     offsets are N(0, 2), because a grid is shorter than a text.
+
+        >>> method = Tisa2d(2, 9, kernels=3)  # a grid of 3 x 3
+        >>> method.surface(torch.arange(-2, 3), torch.arange(-2, 3)).shape
+        torch.Size([2, 5, 5])
     """
 
     paper = "after Wennberg & Henter 2021, arXiv:2106.01950"

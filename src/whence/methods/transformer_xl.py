@@ -17,6 +17,9 @@ class TransformerXL(PositionMethod):
     r is read at the distance i - j = -lag, and r(-x) differs from r(x): W_R tells left from right.
     u is added to the queries (site heads); the other term is a band for each query, as long as the
     sequence. With `clamp` distances are clipped to it, which bounds the band.
+
+        >>> TransformerXL(2, 4, 8).lag_keys(torch.arange(-2, 3)).shape
+        torch.Size([2, 5, 4])
     """
 
     paper = "Dai et al. 2019, arXiv:1901.02860"

@@ -23,6 +23,11 @@ class Tupe(PositionMethod):
 
     Nothing of this is dense: position 0's factors are set to zero, and two more columns carry its
     row and its column, less what the lag bias puts there. Later positions are an error.
+
+        >>> method, pos = Tupe(2, 4, 8, 16), torch.arange(6)
+        >>> bias = method.score_term(torch.zeros(1, 2, 6, 4), pos, pos)
+        >>> type(bias).__name__, bias.query.shape  # four columns, and two for position 0
+        ('LowRankBias', torch.Size([1, 2, 6, 6]))
     """
 
     paper = "Ke et al. 2021, arXiv:2006.15595"

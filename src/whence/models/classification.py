@@ -18,6 +18,11 @@ class WhenceForSequenceClassification(WhencePreTrainedModel):
     Unless given it is the last one in a causal model and the first in others, through the pooler if
     the config has one. Padding, on either side, is no token. The number and kind of labels are
     `num_labels` and `problem_type`, as in all models of the library.
+
+        >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2, "num_labels": 3}
+        >>> model = WhenceForSequenceClassification(WhenceConfig(position="tisa", **sizes))
+        >>> model(torch.ones(1, 5).long()).logits.shape
+        torch.Size([1, 3])
     """
 
     accepts_loss_kwargs = False  # a mean over texts: the trainer averages accumulated batches

@@ -177,9 +177,13 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
 
 @no_type_check
 class WhenceSeq2SeqConfig(WhenceConfig):
-    """The same for an encoder and a decoder; the decoder has num_hidden_layers, causal is its own.
+    """The config of an encoder and a causal decoder, which has num_hidden_layers layers.
 
     `num_encoder_layers` is num_hidden_layers unless given. Cross-attention has no position.
+
+        >>> config = WhenceSeq2SeqConfig(position="t5", hidden_size=64, num_attention_heads=4)
+        >>> config.num_encoder_layers == config.num_hidden_layers
+        True
     """
 
     model_type = "whence-seq2seq"

@@ -47,6 +47,12 @@ def from_transformers(model: Any) -> WhencePreTrainedModel:
     so that it runs through `whence.attend`, can be looked at, or be added to.
 
         native = from_transformers(LlamaForCausalLM.from_pretrained(...))
+
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+        >>> llama = LlamaForCausalLM(LlamaConfig(vocab_size=9, num_hidden_layers=1, **sizes))
+        >>> from_transformers(llama).config.position
+        'rope:base=10000.0'
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(

@@ -30,7 +30,14 @@ class HeadTransform(nn.Module):
 
 
 class WhenceForMaskedLM(WhencePreTrainedModel):
-    """Logits of every token; `labels` are the true ids where one was masked and -100 elsewhere."""
+    """Logits of every token; `labels` are the true ids where one was masked and -100 elsewhere.
+
+    >>> import torch
+    >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2}
+    >>> model = WhenceForMaskedLM(WhenceConfig(position="tisa", **sizes))
+    >>> model(torch.ones(1, 5).long()).logits.shape
+    torch.Size([1, 5, 9])
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012

@@ -19,6 +19,11 @@ class WhenceModel(WhencePreTrainedModel):
 
     Hidden states of `output_hidden_states` are those before each layer and the last. The weights of
     `output_attentions` are before dropout and cost n x n memory.
+
+        >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2}
+        >>> model = WhenceModel(WhenceConfig(position="tisa+alibi", **sizes))
+        >>> model(torch.ones(1, 5).long()).last_hidden_state.shape
+        torch.Size([1, 5, 16])
     """
 
     def __init__(self, config: WhenceConfig, *, pooler: bool = True) -> None:

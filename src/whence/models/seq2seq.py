@@ -27,6 +27,12 @@ class WhenceSeq2SeqModel(WhencePreTrainedModel):
     """A bidirectional encoder and a causal decoder with one table of token embeddings.
 
     Both have the config's position, with parameters of their own; cross-attention has none.
+
+        >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2}
+        >>> model = WhenceSeq2SeqModel(WhenceSeq2SeqConfig(position="t5", **sizes))
+        >>> ids = torch.ones(1, 5).long()
+        >>> model(ids, decoder_input_ids=ids[:, :3]).last_hidden_state.shape
+        torch.Size([1, 3, 16])
     """
 
     config_class = WhenceSeq2SeqConfig
@@ -114,7 +120,13 @@ class WhenceForConditionalGeneration(
     WhencePreTrainedModel,
     GenerationMixin,  # type: ignore[misc]
 ):
-    """Logits of the decoder's tokens. `labels` are enough: the decoder's input is made of them."""
+    """Logits of the decoder's tokens. Without decoder_input_ids these are `labels`, shifted by one.
+
+    >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2}
+    >>> model = WhenceForConditionalGeneration(WhenceSeq2SeqConfig(position="t5", **sizes))
+    >>> model(torch.ones(1, 5).long(), labels=torch.ones(1, 3).long()).logits.shape
+    torch.Size([1, 3, 9])
+    """
 
     config_class = WhenceSeq2SeqConfig
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}  # noqa: RUF012

@@ -20,6 +20,10 @@ class TransformerEncoderLayer(nn.Module):
 
     What is added is as in `MultiheadAttention`. A `standalone` layer adds the method's input term
     to its input, before the residual branches off; in a stack that happens once, at the bottom.
+
+        >>> layer = TransformerEncoderLayer(32, 4, batch_first=True, position="rope")
+        >>> layer(torch.randn(2, 5, 32)).shape
+        torch.Size([2, 5, 32])
     """
 
     def __init__(
@@ -106,6 +110,10 @@ class TransformerDecoderLayer(nn.Module):
 
     Cross-attention has none unless `cross_position` says so (T5's rule); there query i and key j of
     the memory stand at positions i and j of their own sequences. `causal` is about self-attention.
+
+        >>> layer = TransformerDecoderLayer(32, 4, batch_first=True, position="tisa", causal=True)
+        >>> layer(torch.randn(2, 5, 32), torch.randn(2, 7, 32)).shape
+        torch.Size([2, 5, 32])
     """
 
     def __init__(

@@ -38,6 +38,11 @@ def positioned_attention(
     n_k - n_q unless given, and may be a tensor as in `attend`. x_q and x_k, the layer's inputs, are
     for methods that look at content; a `bias` that is no part of the method is added as well.
     The input site is not here: what a method adds to the embedding was added before q, k and v.
+
+        >>> from whence import build
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> positioned_attention(build("rope", n_heads=2, d_head=8), q, k, v, causal=True).shape
+        torch.Size([1, 2, 5, 8])
     """
     call = positioned_call(
         position,

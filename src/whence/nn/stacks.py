@@ -97,6 +97,10 @@ class TransformerDecoder(nn.Module):
 
     Positions are as in `TransformerEncoder`. `cross_position` is for cross-attention, by default
     without position; the methods of both kinds of attention are never shared with each other.
+
+        >>> decoder = TransformerDecoder(32, 4, 2, batch_first=True, position="alibi", causal=True)
+        >>> decoder(torch.randn(2, 5, 32), torch.randn(2, 7, 32)).shape  # 7 tokens of memory
+        torch.Size([2, 5, 32])
     """
 
     def __init__(

@@ -13,7 +13,16 @@ LINES = (("all rows", "whole", BLUE, "o", "-"), ("near window", "near", ORANGE, 
 
 
 def draw_steps(comparison: Comparison) -> Figure:
-    """R^2 along the series, with and without the main diagonal; pale: the nulls."""
+    """Toeplitzness along a series of checkpoints, with and without the main diagonal.
+
+    Pale lines are the nulls, random tables with the same norms.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out"))  # of whence compare-checkpoints DIR --out out
+    >>> draw_steps(found.comparison)
+    <Figure size 780x372 with 2 Axes>
+    """
     figure, grid = panels(
         2,
         columns=2,
@@ -59,7 +68,14 @@ def draw_steps(comparison: Comparison) -> Figure:
 
 
 def draw_scores(comparison: Comparison) -> Figure:
-    """A point a model, the least-squares line, and the correlation with its interval."""
+    """Toeplitzness against score: a point for each model, the fitted line, and the correlation.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out"))  # of whence compare-checkpoints DIR --out out
+    >>> draw_scores(found.comparison)
+    <Figure size 820x412 with 2 Axes>
+    """
     require(len(comparison.correlations) > 0, "draw_scores needs scores: compare with --scores.")
     measures = sorted({entry.measure for entry in comparison.correlations})
     figure, grid = panels(

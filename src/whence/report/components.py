@@ -11,7 +11,14 @@ from whence.report.style import BLUE, GRID, ORANGE, plain, title
 
 
 def draw_components(table: TableReport, *, name: str, leading: int = 6) -> Figure:
-    """On the left how much of the variance is in how many, then the leading ones with spectra."""
+    """The share of the variance by number of components, and the leading ones with their spectra.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> draw_components(found.table, name="tiny-bert", leading=1)
+    <Figure size 740x312 with 4 Axes>
+    """
     components = table.components[:leading]
     require(len(table.explained) > 0, "all position vectors are the same: there is no component.")
     figure, grid = panels(

@@ -14,7 +14,13 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
-    """Write a PNG, SVG or PDF, as the path's ending says; equal figures make equal files."""
+    """Write a figure as PNG, SVG or PDF, by the ending of the path; equal figures make equal files.
+
+    >>> from pathlib import Path
+    >>> from matplotlib.figure import Figure
+    >>> save_figure(Figure(figsize=(2, 1)), Path("figure.svg")).name
+    'figure.svg'
+    """
     kind = path.suffix.removeprefix(".").lower()
     one_of("format of a figure", kind, FORMATS)
     if kind == "png":
@@ -27,7 +33,15 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 130) -> Path:
-    """A palette of 256 colours makes the file a third as large; no software version goes in."""
+    """Write a figure as PNG with 256 colours, which makes the file a third as large.
+
+    The file names no software version, so that equal figures make equal files.
+
+    >>> from pathlib import Path
+    >>> from matplotlib.figure import Figure
+    >>> save_png(Figure(figsize=(2, 1)), Path("figure.png"), dpi=50).name
+    'figure.png'
+    """
     drawn, packed = BytesIO(), BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, metadata={"Software": None})
     image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)

@@ -17,7 +17,14 @@ CURVE = "#8a8a8a"
 
 
 def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: str) -> Figure:
-    """Curve in grey, the fit that the criterion picks in orange, its S and R^2 above."""
+    """Each head's lag curve in grey, and in orange the fit that BIC picks, with its S and R^2.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> draw_fits(found.fits, found.heads, name="tiny-bert")
+    <Figure size 960x232 with 4 Axes>
+    """
     pairs = with_curves(fits, heads)
     require(len(pairs) > 0, "draw_fits needs one fitted head or more, got none.")
     layers = ", ".join(str(layer) for layer in sorted({fit.layer for fit, _ in pairs}))

@@ -42,7 +42,12 @@ FIGURE = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What a folder holds, models in the order of the comparison or of their files' names."""
+    """The results in a folder; models are in the order of the comparison, or else of their files.
+
+    >>> found = read_folder(Path("out"))  # of whence inspect tiny-bert --out out
+    >>> [entry.model.name for entry in found.inspections]
+    ['tiny-bert']
+    """
 
     inspections: tuple[Inspection, ...] = ()
     comparison: Comparison | None = None
@@ -62,7 +67,11 @@ class Results:
 def read_folder(folder: Path, *, but: Iterable[str] = ()) -> Results:
     """All results in the JSON files of a folder; JSON of another kind is left alone.
 
-    `but` are files that are about to be replaced, so that it does not matter what they hold.
+    `but` names files that are not read, because they are about to be replaced.
+
+        >>> found = read_folder(Path("out"))  # of whence inspect tiny-bert --out out
+        >>> len(found.inspections), found.criteria is None
+        (1, True)
     """
     found: dict[str, list[tuple[Path, Any]]] = {name: [] for name in KINDS}
     replaced = set(but)
@@ -95,8 +104,12 @@ def write_folder(
 
     All files are made in a temporary folder first and moved in at the end.
 
-    `figures_of` are the models that get figures of their own (None: all). Figures that an earlier
-    run drew from results that are no longer there go.
+    `figures_of` are the models that get figures of their own (None: all). Figures of an earlier run
+    whose results are gone are removed.
+
+        >>> found = read_folder(Path("out"))  # of whence inspect tiny-bert --out out
+        >>> write_folder(Path("again"), Results(found.inspections), figures_of=[]).name
+        'page.html'
     """
     say = progress or (lambda what, share: None)
     require(len(new.inspections) > 0, f"there is no result to show in {folder}.")

@@ -19,12 +19,18 @@ MOVED = "Each curve without its mean, which a softmax does not see."
 def draw_head_curves(
     heads: Sequence[HeadReport], *, name: str, stated: bool = False, reach: int = 128
 ) -> Figure:
-    """A panel a head, all on one scale, so that heads without a sense of position look flat.
+    """Lag curves, a panel for each head, on one scale: heads without a sense of position look flat.
 
     Lags up to `reach` are shown.
 
     The band is one standard deviation along each diagonal: how far the head is from a function of
-    lag alone. `stated` is for curves that the model has as such (a T5 bias, ALiBi).
+    lag alone. `stated` is for curves that are part of the model, such as T5's bias or ALiBi.
+
+        >>> from pathlib import Path
+        >>> from whence.report import read_folder
+        >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+        >>> draw_head_curves(found.heads, name="tiny-bert", reach=16)
+        <Figure size 960x232 with 4 Axes>
     """
     require(len(heads) > 0, "draw_head_curves needs one head or more, got none.")
     what = "Stated bias" if stated else f"Positional attention, {_biases(heads)}"
@@ -56,7 +62,16 @@ def draw_head_curves(
 
 
 def draw_head_matrices(heads: Sequence[HeadReport], *, name: str) -> Figure:
-    """The corner of each head's matrix over its first positions, in another map than P's."""
+    """The positional attention of each head over the first positions, as a heat map.
+
+    Its colours differ from those of the inner products P, which `draw_heat_maps` draws.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> draw_head_matrices(found.heads, name="tiny-bert")
+    <Figure size 760x267 with 4 Axes>
+    """
     require(len(heads) > 0, "draw_head_matrices needs one head or more, got none.")
     n = len(heads[0].matrix)
     figure, grid = panels(

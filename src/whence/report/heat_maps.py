@@ -12,7 +12,7 @@ from whence.report.style import INK, INNER_PRODUCTS, labels, matrix_limits, plai
 
 
 def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Figure:
-    """One map a model with a position table; the brighter, the greater the inner product.
+    """Inner products of position embeddings, one heat map for each model that has a table.
 
     Each map has its own robust scale, see `matrix_limits`.
     """

@@ -24,7 +24,15 @@ class KeyNumber:
 
 
 def key_numbers(inspection: Inspection) -> list[KeyNumber]:
-    """The numbers of the table, the heads, the profiles and the fits, the most important first."""
+    """The most telling numbers of an inspection, each with its null, the most important first.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> first = key_numbers(found)[0]
+    >>> first.what, first.value, first.against
+    ('Toeplitzness of P, 0..23', '0.700', 'random table: 0.400')
+    """
     numbers: list[KeyNumber] = []
     table = inspection.table
     if table is not None:

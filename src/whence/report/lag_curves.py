@@ -22,10 +22,16 @@ HEADER = 0.78  # inches kept free above the panels
 
 
 def draw_lag_curves(curves: Sequence[LagCurves], *, columns: int = 6) -> Figure:
-    """Small multiples with one x axis and a y axis each, as the methods' units differ.
+    """Lag curves, one panel for each method, each with its own y axis, since their units differ.
 
     Heads run from dark to light in a map that keeps its order in grey print and to the
-    colour-blind. Where content has a say, a grey band is one deviation of all heads together.
+    colour-blind. Where a curve depends on content, a grey band shows one standard deviation, all
+    heads together.
+
+        >>> from whence.analysis import lag_curves
+        >>> curves = [lag_curves(name, n_heads=2, reach=8) for name in ("alibi", "t5")]
+        >>> draw_lag_curves(curves, columns=2)
+        <Figure size 420x258 with 2 Axes>
     """
     require(len(curves) > 0, "draw_lag_curves needs the curves of at least one method, got none.")
     n_heads = max(len(curve.mean) for curve in curves)

@@ -20,7 +20,14 @@ def save_page(
     comparison: Comparison | None = None,
     criteria: CriteriaReport | None = None,
 ) -> Path:
-    """Write the page whole or not at all."""
+    """Write the page of `make_page` to a file, whole or not at all.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> save_page([found], Path("report.html")).name
+    'report.html'
+    """
     page = make_page(inspections, comparison=comparison, criteria=criteria)
     return write_text(path, page)
 
@@ -31,7 +38,14 @@ def make_page(
     comparison: Comparison | None = None,
     criteria: CriteriaReport | None = None,
 ) -> str:
-    """The page as text."""
+    """The HTML page of these results, one file that loads nothing, as text.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> make_page([found])[:15]
+    '<!doctype html>'
+    """
     require(len(inspections) > 0, "a page needs the results of one model or more, got none.")
     parts = [
         sections.summary(inspections),

@@ -12,7 +12,14 @@ from whence.report.style import GRID, LAG, PURPLE, number, plain, title
 
 
 def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:
-    """A panel a head; the band is the 95% confidence of the mean over pieces of text."""
+    """Measured logits by lag, one panel for each head, with the 95% confidence band of the mean.
+
+    >>> from pathlib import Path
+    >>> from whence.report import read_folder
+    >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
+    >>> draw_profiles(found.profiles, name="tiny-bert")
+    <Figure size 960x232 with 4 Axes>
+    """
     require(len(profiles) > 0, "draw_profiles needs one profile or more, got none.")
     layers = ", ".join(str(layer) for layer in sorted({entry.layer for entry in profiles}))
     figure, grid = panels(

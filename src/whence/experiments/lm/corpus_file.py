@@ -15,9 +15,16 @@ SMALL = 1 << 16  # a vocabulary up to this size has ids of 16 bits
 
 
 def save_corpus(corpus: Corpus, tokenizer: str, path: Path) -> Path:
-    """Write the tokens with `tokenizer`, the JSON of the tokenizers library: whole or not at all.
+    """Write tokens, and the JSON of their tokenizer, as one safetensors file, whole or not at all.
 
     Ids take 16 bits where the vocabulary allows it, else 32.
+
+        >>> from tokenizers import Tokenizer, models
+        >>> ids = {"a": 0, "b": 1, "[MASK]": 2}
+        >>> tokenizer = Tokenizer(models.WordLevel(ids, unk_token="a")).to_str()
+        >>> corpus = Corpus(np.array([0, 1, 1]), np.array([1, 0]), 3, 2, characters=5, sha256="...")
+        >>> save_corpus(corpus, tokenizer, Path("ab.safetensors")).name
+        'ab.safetensors'
     """
     from safetensors.numpy import save
 
@@ -36,7 +43,16 @@ def save_corpus(corpus: Corpus, tokenizer: str, path: Path) -> Path:
 
 
 def load_corpus(path: Path) -> tuple[Corpus, str]:
-    """The tokens as they are stored, and the JSON of their tokenizer; no text is tokenized."""
+    """The tokens of a file that `save_corpus` wrote, and the JSON of their tokenizer.
+
+    >>> from tokenizers import Tokenizer, models
+    >>> ids = {"a": 0, "b": 1, "[MASK]": 2}
+    >>> tokenizer = Tokenizer(models.WordLevel(ids, unk_token="a")).to_str()
+    >>> corpus = Corpus(np.array([0, 1, 1]), np.array([1, 0]), 3, 2, characters=5, sha256="...")
+    >>> path = save_corpus(corpus, tokenizer, Path("ab.safetensors"))
+    >>> load_corpus(path)[0].train.tolist()
+    [0, 1, 1]
+    """
     from safetensors import SafetensorError, safe_open
     from tokenizers import Tokenizer
 

@@ -44,6 +44,11 @@ def best_rate(config: LMConfig, method: str, jobs: Sequence[Job]) -> float | Non
 
     None while a rate has no finished job. A run that stopped early has no loss and cannot be
     chosen; where all have stopped, it is the first rate, so that the method is shown as stopped.
+
+        >>> one = LMConfig(methods=("tisa",), task="copy", learning_rates=(1e-3,))
+        >>> two = LMConfig(methods=("tisa",), task="copy", learning_rates=(1e-3, 3e-3))
+        >>> best_rate(one, "tisa", []), best_rate(two, "tisa", [])
+        (0.001, None)
     """
     if not config.tunes:
         return config.learning_rates[0]

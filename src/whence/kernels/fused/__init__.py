@@ -1,6 +1,7 @@
 """The fused backend: Triton kernels with linear memory and gradients in a fixed order.
 
-A call goes one way: backend (can it run here?) -> inputs (its tensors and settings) -> function
-(autograd, or the operator that compilers see) -> plan (memory and launches, made once for a
-signature by launch) -> the kernels in device/.
+A call passes through these modules in order. backend.py decides whether the call can run here and
+collects its tensors and settings. function.py is the autograd function, or the operator that a
+compiler sees. launch.py writes a launch plan (plan.py) once for each signature; the plan reserves
+memory and starts the kernels of device/.
 """

@@ -1,7 +1,8 @@
-"""Whether the fused kernels can run a call, how, and its parts as plans and kernels take them.
+"""Whether the fused kernels can run a call, and the call in the form that the kernels take.
 
-First come the parts: tensors and numbers. A tensor may be anything with a shape, strides and a
-dtype, a slot of a plan too. Then comes what every backend has: `refuse`, `note` and `run`.
+The first half defines that form: groups of tensors and of numbers. A field for a tensor also takes
+a `Slot` of a launch plan, since only shape, strides and dtype are read. The second half is the
+interface of every backend: `refuse`, `note` and `run`.
 """
 
 import importlib.util
@@ -20,23 +21,23 @@ from whence.lag import CurveBias, LagBias, QueryBias
 
 
 class CurveParts(NamedTuple):
-    """Which parts of a bias the parameters of a curve make; the others are 0."""
+    """Which parts of a bias a curve defines: its band, its tails, or both. The others are 0."""
 
     band: bool
     tails: bool
 
 
-CURVES = {  # those with device code (device/band.py)
+CURVES = {  # the curves that the kernels evaluate themselves (device/band.py)
     "gaussians": CurveParts(band=True, tails=False),
     "buckets": CurveParts(band=True, tails=True),
     "line": CurveParts(band=False, tails=True),
 }
-FEW_ROWS = 16  # the least that a tensor core multiplies, and the most queries that are called few
-MANY_KEYS = 256  # from so many on it is worth sharing the keys out over programs
+FEW_ROWS = 16  # rows of the smallest tile of a tensor core; up to here queries count as few
+MANY_KEYS = 256  # with few queries, from here on the keys are divided among programs
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call besides q, k and v; None where the call has no such thing."""
+    """The tensors of a call besides q, k and v; None for those that the call does not have."""
 
     band: Any = None  # float32 [b|1, h|1, q|1, lag]
     extent: Any = None  # int32 [h]
@@ -49,10 +50,11 @@ class Inputs(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a call. before and after are -1 without a limit.
+    """The scalars of a call.
 
-    Keys at |lag| >= far are left to a plain kernel; 0 means that none are. Then before and after
-    are those of the near keys.
+    The window is -before <= lag <= after, where -1 stands for no limit. Keys at |lag| >= far are
+    left to a plain kernel; far = 0 means that our kernels take all keys. `slopes` says whether a
+    tail of the bias may slope.
     """
 
     scale: float
@@ -65,17 +67,21 @@ class Numbers(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A band scale * query @ table^T, computed in the kernel, whose end columns are its tails."""
+    """A band that the forward kernel computes as scale * query @ table^T.
+
+    The first and the last column of the band go on beyond its reach as constant tails.
+    """
 
     scale: float
-    query: Any  # [b, h, q, d]; None: the q of the attention
+    query: Any  # [b, h, q, d]; None if it is the q of the attention itself
     table: Any  # float32 [h|1, lag, d], contiguous
 
 
 class CurveBand(NamedTuple):
     """A band that is a curve of a few parameters, which the kernels evaluate.
 
-    The parameters are contiguous, in float32 or whole numbers; None for those a curve has not.
+    The parameters are contiguous and hold float32 or whole numbers. There are three places for
+    them, and None fills those that the curve does not use.
     """
 
     name: str
@@ -89,52 +95,54 @@ class CurveBand(NamedTuple):
 
 
 class Far(NamedTuple):
-    """Attention to the keys at |lag| >= start, computed elsewhere; the right side in reverse.
+    """Attention to the keys at |lag| >= start, which a plain kernel computed.
 
-    out is [b, h, n - start, d_v] and lse, in base e, [b, h, n - start]; both lie in memory as `out`
-    does. A causal call has nothing on its right: those are None.
+    `left` and `right` are outputs [b, h, n - start, d_v], in the memory layout of the call's
+    output. Their log-sum-exps [b, h, n - start] are in base e. The rows of the right side are in
+    reverse order. A causal call has no right side: its two fields are None.
     """
 
     start: int
-    left: Any  # None too where only the gradients are wanted
+    left: Any  # None if only the gradients are wanted
     left_lse: Any
     right: Any
     right_lse: Any
 
 
 class FarGradients(NamedTuple):
-    """What the far keys give to the gradients of q, k and v, in the same order of rows."""
+    """The far keys' contributions to the gradients of q, k and v, with rows ordered as in `Far`."""
 
     left: tuple[Any, Any, Any]
     right: tuple[Any, Any, Any] | None
 
 
 class Kept(NamedTuple):
-    """What forward leaves for backward; None for what the call does not need."""
+    """What forward saves for backward; None for what the call does not need."""
 
     out: Any
     lse: Any  # in base 2
-    out_residual: Any  # what rounding took from out
-    mass: Any  # of every lag of the value table
-    band: Any  # laid out
-    extent: Any  # of a curve
-    tails: Any  # of a product or a curve
+    out_residual: Any  # float16: the rounding error of out, scaled (device/tile.py)
+    mass: Any  # probability mass of every lag of the value table
+    band: Any  # laid out (device/band.py)
+    extent: Any  # of a curve: the largest |lag| at which it is not 0
+    tails: Any  # of a band that is a product or a curve
 
 
 class Wanted(NamedTuple):
     """Which gradients are asked for, besides those of q, k, v and the value table.
 
-    `band` and `tails` are also those of the band that a product or a curve makes.
+    Where the band is a product or a curve, `band` and `tails` are still set: the gradients of the
+    factors or parameters are computed from those of the band and its tails.
     """
 
     band: bool
     tails: bool
-    query: bool = False  # of a product; q itself, if that is the product's query
+    query: bool = False  # of a product's query, which may be q itself
     factor: bool = False  # of a product's table
 
 
 class Gradients(NamedTuple):
-    """The gradients of a call; None for what is not there or not wanted."""
+    """The gradients of a call; None for tensors that the call does not have, or that need none."""
 
     q: Any
     k: Any
@@ -142,7 +150,7 @@ class Gradients(NamedTuple):
     band: Any = None
     tails: Any = None
     table: Any = None
-    query: Any = None  # of a product; None if the query is q, whose gradient holds it
+    query: Any = None  # of a product; None if its query is q, since d_q then includes it
     factor: Any = None
     parameters: Sequence[Any] = (None, None, None)  # of a curve
 
@@ -192,7 +200,11 @@ class Given(NamedTuple):
 
 
 class Call(NamedTuple):
-    """All of a call but its tensors: with how those lie in memory, it decides what is launched."""
+    """Everything about a call but its tensors.
+
+    Together with the shapes, strides and dtypes of the tensors it is the signature of the call,
+    from which its launch plan follows.
+    """
 
     numbers: Numbers
     product_scale: float = 1.0
@@ -200,7 +212,7 @@ class Call(NamedTuple):
     reach: int = 0  # of the curve
 
     def flat(self) -> tuple[Any, ...]:
-        """The numbers one by one, as an operator takes them."""
+        """All fields in one flat tuple: an operator takes no nested ones."""
         return (*self.numbers, *self[1:])
 
     @classmethod
@@ -221,34 +233,44 @@ class Call(NamedTuple):
 
 
 def decoded(q: Any, k: Any, numbers: Numbers) -> bool:
-    """Whether few queries meet many keys: then forward shares the keys out and lays no band out."""
+    """Whether few queries attend to many keys, as in decoding.
+
+    Forward then divides the keys among programs, and reads the band without laying it out.
+    """
     rows = q.shape[2] * (q.shape[1] // k.shape[1])
     few = rows <= FEW_ROWS and k.shape[2] >= MANY_KEYS
     return bool(few and not (numbers.far or numbers.dropout))
 
 
 def by_token(q: Any) -> bool:
-    """Whether q [b, h, n, d] is [b, n, h, d] in memory, as projections leave it."""
+    """Whether q [b, h, n, d] lies in memory as [b, n, h, d], which is how projections leave it."""
     return bool(q.shape[1] > 1 and q.shape[2] > 1 and q.stride(1) < q.stride(2))
 
 
 def packed(x: Tensor, tokens: bool) -> Tensor:
-    """x [b, h, n, d] without gaps, with `tokens` as [b, n, h, d]: itself if it is so already."""
+    """x [b, h, n, d], copied to memory without gaps unless it lies so already.
+
+    With `tokens` its order in memory is [b, n, h, d].
+    """
     lies = x.transpose(1, 2) if tokens else x
     if lies.is_contiguous():
         return x
     return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
 
 
-MOST_HEADS = 65_535  # of a grid's second axis
-# Read once: a compiler that traces `refuse` can follow a constant but not a look at the system.
+MOST_HEADS = 65_535  # batch * heads: CUDA's limit for the second axis of a grid
+# Read once at import: torch.compile traces `refuse`, and can follow a constant but no look-up.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, reads it at import
 
-GRAIN = 64  # far parts begin at a multiple of it, so that the plain kernel cuts no tile,
-ROW_GRAIN = 32  # but sooner where a row has its own numbers: near tiles cost more than a cut one
-SHORTEST = {64: 4096, 128: 4096}  # by head size: from this length on it is faster; on an H200
-FEWEST = 8  # and from so many times the far parts' start on
+# The far keys start at a multiple of GRAIN, so that no tile of the plain kernel is partly used.
+# Where every row has its own band, near tiles cost more than that, so they start sooner.
+GRAIN = 64
+ROW_GRAIN = 32
+# The split strategy is taken from this length on, by head size, and from FEWEST times the |lag| at
+# which the far keys start; measured on an H200.
+SHORTEST = {64: 4096, 128: 4096}
+FEWEST = 8
 
 
 def refuse(call: AttentionCall) -> str | None:
@@ -291,7 +313,7 @@ def note(call: AttentionCall) -> str:
         text = f"split: {plain.name} for |lag| >= {far}, our kernel for the rest; linear memory"
     else:
         text = f"one pass ({far}), linear memory, no atomics" + call.caveat()
-    if type(call.q) is not Tensor:  # without memory there is nothing to plan for
+    if type(call.q) is not Tensor:  # fake tensors have no memory, and so no launch plan
         return text
     from whence.kernels.fused.function import planned  # which imports Triton
 
@@ -299,14 +321,14 @@ def note(call: AttentionCall) -> str:
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
-    """The attention of a call that `refuse` has nothing against."""
+    """The attention of a call for which `refuse` returned None."""
     from whence.kernels.fused.function import lag_attention  # which imports Triton
 
     return lag_attention(*inputs_of(call))
 
 
 def far_start(call: AttentionCall) -> int | str:
-    """From which |lag| on a plain kernel takes the keys, or why one pass takes them all."""
+    """The |lag| from which a plain kernel takes the keys, or why one pass takes them all."""
     sight, lag = call.sight, call.lag
     if lag is None:
         return "there is no bias"
@@ -327,7 +349,7 @@ def far_start(call: AttentionCall) -> int | str:
     d = call.q.shape[-1]
     shortest = next((n for size, n in SHORTEST.items() if d <= size), None)
     if shortest is None or sight.n_q < max(shortest, FEWEST * start):
-        if torch.compiler.is_compiling():  # which fixes every number that is put into a text
+        if torch.compiler.is_compiling():  # a length in a text would become a constant of the graph
             return "it is faster for so short a sequence"
         return f"it is faster at {sight.n_q} tokens with a reach of {lag.reach}"
     if call.q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
@@ -341,7 +363,7 @@ def far_start(call: AttentionCall) -> int | str:
 def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     """The tensors of a call as the kernels read them, and its numbers."""
     sight, mask, lag = call.sight, call.sight.mask, call.lag
-    longest = sight.n_q + sight.n_k + abs(sight.q_start)  # more would not fit the kernels' integers
+    longest = sight.n_q + sight.n_k + abs(sight.q_start)  # a larger limit overflows int32
     before, after = (-1 if limit is None else min(limit, longest) for limit in sight.window)
     far = far_start(call)
     numbers = Numbers(
@@ -380,9 +402,10 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
 
 
 def _by_row(lag: LagBias, q: Tensor, k: Tensor, numbers: Numbers) -> bool:
-    """Whether every row of q has a band of its own that the forward kernel is to make.
+    """Whether every row of q has its own band, which the forward kernel is to compute.
 
-    The band of a single row would be laid out as a head's is, and few queries read it as it is.
+    A single row is an exception, since its band is laid out like that of a head; and so are few
+    queries (`decoded`), which read the band as the caller gave it.
     """
     return lag.shape[:3] == q.shape[:3] and q.shape[2] > 1 and not decoded(q, k, numbers)
 
@@ -406,7 +429,7 @@ def _lag_parts(
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
     tails = torch.stack([(zero if x is None else x.float()).expand(shape) for x in lines])
-    # With tails the extent would send part of the band's gradient to them: look all of it up.
+    # No extent beside tails: lags beyond it would count as tail, and the band lose their gradient.
     return band, None, tails
 
 
@@ -425,7 +448,8 @@ def _contiguous(x: Tensor) -> Tensor:
 class ClippedBand(torch.autograd.Function):
     """band [b, h, q, lag] to float32, and tails [4, b, h, q] of its end columns, without slopes.
 
-    By PyTorch's own operations the gradient of each end column would be a band of zeros but for it.
+    With PyTorch's own operations, the gradient of each end column would first become a whole band
+    that is zero elsewhere.
     """
 
     @staticmethod
@@ -440,10 +464,10 @@ class ClippedBand(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_band: Tensor | None, d_tails: Tensor | None) -> Tensor | None:
-        """The tails' gradients to the end columns."""
+        """The gradient of the band, with the gradients of the tails added to its end columns."""
         if d_band is None or d_tails is None:  # attention gives both, or neither
             return None
-        if d_band.shape[-1] == 1:  # one number for all keys, which no softmax sees
+        if d_band.shape[-1] == 1:  # one number for all keys does not change a softmax
             return torch.zeros_like(d_band, dtype=ctx.dtype)
         whole = d_band.to(ctx.dtype, copy=True)
         whole[..., 0] = d_band[..., 0] + d_tails[0]

@@ -1,8 +1,8 @@
 """The fused attention as a differentiable function: called as it is, or compiled as one operator.
 
-Both run the same two plans, one for the output and one for the gradients. A call that nobody
-compiles goes through an autograd function, because an operator takes the host more time
-(docs/LOG.md). A compiler sees the operator whence::lag_attention and does not look into it.
+Both run the same two plans, one for the output and one for the gradients. An eager call takes the
+autograd function, because calling an operator costs the host more time (docs/LOG.md). Under
+torch.compile the call is the operator whence::lag_attention, which the compiler does not trace.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def lag_attention(given: Given, call: Call) -> Tensor:
 
 
 class LagAttention(torch.autograd.Function):
-    """The autograd function of calls that nobody compiles."""
+    """The autograd function of eager calls; compiled ones take the operator below."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> Tensor:
@@ -72,9 +72,9 @@ class LagAttention(torch.autograd.Function):
 
 
 def attended(given: Given, call: Call, *, recorded: bool) -> tuple[Any, ...]:
-    """What `Kept` names, the output first, and the far keys' results, if others computed them.
+    """The fields of `Kept`, the output first, and then the four results for the far keys, or None.
 
-    `recorded` says whether a gradient may follow.
+    `recorded` says whether autograd records the call, so that backward may follow.
     """
     far: Sequence[Tensor | None] = (None,) * N_FAR
     if call.numbers.far:
@@ -90,9 +90,9 @@ def attended(given: Given, call: Call, *, recorded: bool) -> tuple[Any, ...]:
 def gradients(
     d_out: Tensor, given: Given, saved: Sequence[Any], call: Call, wanted: Wanted
 ) -> Given:
-    """The gradients of a call's tensors, in their order; None for what has none."""
+    """The gradients of a call's tensors, in their order; None for a tensor without one."""
     kept, tokens = Kept(*saved[:N_KEPT]), by_token(given.q)
-    # Hooks on saved tensors may have moved what forward laid out.
+    # Hooks on saved tensors (as for offloading) may have returned copies with other strides.
     out, residual = packed(kept.out, tokens), kept.out_residual
     residual = residual if residual is None else packed(residual, tokens)
     kept = kept._replace(out=out, out_residual=residual)
@@ -115,7 +115,7 @@ def gradients(
 def forward_plan(
     slots: Sequence[Slot | None], call: Call, device: torch.device, *, recorded: bool
 ) -> Plan:
-    """The plan of the output: of the given tensors and the far keys' results."""
+    """The plan of the output, from the call's tensors and the results for the far keys."""
     given, far = Given(*slots[:N_GIVEN]), slots[N_GIVEN:]
 
     def make(tiles: TileSet) -> Plan:
@@ -139,7 +139,7 @@ def forward_plan(
 def backward_plan(
     slots: Sequence[Slot | None], call: Call, device: torch.device, wanted: Wanted
 ) -> Plan:
-    """The plan of the gradients: of d_out, the given tensors and what forward saved."""
+    """The plan of the gradients, from d_out, the call's tensors and what forward saved."""
     d_out, given = slots[0], Given(*slots[1 : 1 + N_GIVEN])
     kept, rest = Kept(*slots[1 + N_GIVEN :][:N_KEPT]), slots[1 + N_GIVEN + N_KEPT :]
     far, elsewhere = rest[:N_FAR], rest[N_FAR:]
@@ -173,7 +173,7 @@ def wanted_of(given: Given, call: Call, needs: Given) -> Wanted:
     """Which gradients are asked for, given which of the tensors need one."""
     if given.factor is not None:
         query = bool(needs.q if given.query is None else needs.query)
-        # One lag is one number for all keys of a query, which no softmax sees.
+        # One lag is one number for all logits of a query, which does not change a softmax.
         some = given.factor.shape[1] > 1 and (query or bool(needs.factor))
         return Wanted(band=some, tails=some, query=query, factor=bool(needs.factor))
     if call.curve:
@@ -201,7 +201,7 @@ def planned(given: Given, call: Call) -> list[str]:
 
 @contextmanager
 def trying(tiles: TileSet) -> Iterator[None]:
-    """Within it every plan takes these tiles, and fails where they do not fit (`whence tune`)."""
+    """A context in which every plan uses these tiles or fails, as `whence tune` needs it."""
     PLANS.forget()
     try:
         with TILES.forced(tiles):
@@ -211,7 +211,7 @@ def trying(tiles: TileSet) -> Iterator[None]:
 
 
 def _near(numbers: Numbers, far: Sequence[Slot | None]) -> tuple[Numbers, Far | None]:
-    """The numbers of the keys that our kernels attend to, and what is known of the others."""
+    """The numbers of the near keys, to which our kernels attend, and the far keys' results."""
     if not numbers.far:
         return numbers, None
     return near_numbers(numbers), Far(numbers.far, *far)
@@ -221,7 +221,8 @@ def _width(given: Given) -> int:
     return int(max(given.q.shape[-1], given.v.shape[-1]))
 
 
-# The operator, for compilers. A list of tensors cannot hold None: an empty tensor stands for it.
+# The operator, for torch.compile. An operator's list of tensors cannot hold None: an empty tensor
+# takes its place.
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"Tensor? {x}" for x in Given._fields[3:])
 _NUMBERS = (
@@ -229,7 +230,7 @@ _NUMBERS = (
     "SymInt far, float product_scale, str curve, SymInt reach"
 )
 _FORWARD, _BACKWARD = "whence::lag_attention", "whence::lag_attention_backward"
-_EXACT = (torch.Tag.needs_exact_strides,)  # else a compiler might give copies of q, k and v
+_EXACT = (torch.Tag.needs_exact_strides,)  # or the compiler might pass copies of q, k and v
 torch.library.define(_FORWARD, f"({_TENSORS}, {_NUMBERS}, bool recorded) -> Tensor[]", tags=_EXACT)
 torch.library.define(
     _BACKWARD,
@@ -254,7 +255,7 @@ def _backward_op(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Te
 
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _forward_fake(*arguments: Any) -> list[Tensor]:
-    """The shapes of what `attended` gives, also for symbolic lengths."""
+    """Empty tensors like those that `attended` returns, also for symbolic lengths."""
     given, call, recorded = _parsed(arguments)
     q, k, v, numbers = given.q, given.k, given.v, call.numbers
     (b, h, n_q, _), tokens = q.shape, by_token(q)
@@ -292,10 +293,10 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
 
 @torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
 def _backward_fake(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    """The shapes of what `gradients` gives."""
+    """Empty tensors like those that `gradients` returns."""
     given, call, needs = _parsed(arguments)
     wanted, tokens = wanted_of(given, call, Given(*needs)), by_token(given.q)
-    made = given.factor is not None or bool(call.curve)  # the band is no tensor of the call
+    made = given.factor is not None or bool(call.curve)  # the band is not an input of the call
     found: dict[str, Any] = {
         name: _room(x.shape, x, x.dtype, tokens)
         for name, x in (("q", given.q), ("k", given.k), ("v", given.v))
@@ -335,7 +336,7 @@ def _backward_of_op(ctx: Any, d_saved: list[Tensor]) -> tuple[Any, ...]:
     given = [next(saved) if there else None for there in ctx.there]
     needs = [bool(x) for x in ctx.needs_input_grad[:N_GIVEN]]
     found = lag_attention_backward_op(d_saved[0], list(saved), *given, *ctx.numbers, needs)
-    # Of an empty tensor nobody asks: it stands for what needs no gradient.
+    # An empty tensor stands for None.
     kept = [x if need and x.numel() else None for x, need in zip(found, needs, strict=True)]
     return (*kept, *(None,) * (len(ctx.numbers) + 1))
 
@@ -354,7 +355,7 @@ def _without_none(found: Sequence[Any], like: Tensor) -> list[Tensor]:
 
 
 def _room(shape: Sequence[int], like: Tensor, dtype: torch.dtype, tokens: bool) -> Tensor:
-    """As `Plan.empty` lays it out."""
+    """An empty tensor [b, h, n, d] with the strides that `Plan.empty` gives it."""
     b, h, n, d = shape
     if not tokens:
         return like.new_empty((b, h, n, d), dtype=dtype)

@@ -3,8 +3,8 @@
 Nothing here touches data. The functions are written against a `Plan`, which reserves memory and
 takes launches; a tensor, or a slot of a plan, is looked at for its shape, strides and dtype alone.
 
-What the caller sees to: the last axis of q, k, v, d_out, a band and a product's query is
-contiguous; the outputs of forward come back to backward with the strides that they had.
+The caller guarantees two things: the last axis of q, k, v, d_out, a band and a product's query is
+contiguous, and backward gets the outputs of forward with the strides that they had.
 """
 
 import functools
@@ -53,16 +53,18 @@ MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
 # in them, a megabyte for each head of each sequence at this length.
 STRIPED = 2048
-# With a band for each row and a table of values, at most so many registers a thread: three programs
-# then share a processor in place of two.
+# Registers a thread may use in kernels with a band for each row and a value table: with this limit
+# three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
-BUSY = 1024  # programs that fill a GPU
-PRODUCT_ROWS = 64  # of a step in the gradient of a product
-PRODUCT_SIDE = 64  # lags, and columns of a head, of one of its tiles at most
+BUSY = 1024  # programs that keep a whole GPU busy
+# Rows in one step of the kernel for the gradients of a product, and the most lags, or columns of a
+# head, in one of its tiles.
+PRODUCT_ROWS = 64
+PRODUCT_SIDE = 64
 
 
 class _Call(NamedTuple):
-    """The groups of arguments that all kernels of a call take, and what the host decides by."""
+    """The groups of arguments of a call's kernels, and what the choice of launches depends on."""
 
     q: a.Rows
     k: a.Rows
@@ -74,7 +76,7 @@ class _Call(NamedTuple):
     far: a.Far
     sizes: a.Sizes
     kind: a.Kind
-    band_shape: tuple[int, ...] | None  # [b|1, h|1, q|1, lag], as the caller sees the band
+    band_shape: tuple[int, ...] | None  # [b|1, h|1, q|1, lag], before the band is laid out
     tile_kind: tiling.TileKind
 
 
@@ -92,10 +94,10 @@ def forward(
     *,
     recorded: bool = True,
 ) -> Kept:
-    """The output and what its gradient needs.
+    """The launches of the output; returns it with what backward needs.
 
-    A product or a curve stands in place of inputs.band. `recorded` says whether a gradient may
-    follow. Few queries (`decoded`) take no product.
+    If the band is a product or a curve, inputs.band is None. `recorded` says whether backward may
+    follow. A call with few queries (`decoded`) must not have a product.
     """
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
@@ -110,7 +112,7 @@ def forward(
     residual = mass = None
     biased = _band_shape(q, inputs, product, curve) is not None or inputs.table is not None
     if recorded and biased and q.dtype != torch.float32:
-        # float16 for bfloat16 too: its range is enough for residuals, and it has more digits.
+        # float16 also for an output in bfloat16: residuals fit its range, and it has more digits.
         residual = plan.empty(out.shape, torch.float16, tokens=tokens)
     if inputs.table is not None:
         mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
@@ -156,11 +158,11 @@ def backward(
     product: Product | None = None,
     curve: CurveBand | None = None,
 ) -> Gradients:
-    """Every gradient of a call."""
+    """The launches of every gradient of a call."""
     (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
     band, extent, tails = kept.band, kept.extent, kept.tails
     brief = is_short(q, k, v, inputs, numbers, product, curve)
-    if band is None:  # of a call with few queries
+    if band is None:  # forward had few queries (`decoded`) and laid no band out
         band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
     inputs = _with_made(inputs, extent, tails)
     if brief:
@@ -192,11 +194,12 @@ def backward(
     d_rows = _rows(d_out)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
-    # With a plain kernel for the far keys, the sum of a whole row is known only with its tails.
-    # Without products of queries and keys (a scale of 0), their errors do not hide delta's.
+    # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
+    # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
+    # have no rounding errors, so the error of delta is the only one left and shows.
     delicate = wanted.band and (n_q <= FEW_ROWS or numbers.scale == 0.0)
     balanced = d_tails is not None or (far is None and (inputs.table is not None or delicate))
-    # Queries come first: their kernel writes the row statistics that the others read.
+    # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
         query_kernel,
@@ -222,7 +225,8 @@ def backward(
         count = _ceil(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
         length = (_ceil(n_q, by_keys.rows) + 1) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
-    # Beside a plain kernel for the far keys, the key kernel leaves much of the GPU idle.
+    # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
+    # kernels of the band run beside it on a second stream.
     side = shared and far is not None
     if shared and not few_tokens:
         d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
@@ -240,7 +244,8 @@ def backward(
         stages=by_keys.stages,
         KIND=call.kind,
         TILE=key_tile,
-        # Without tensor cores it takes registers that are not there; of more rows it is slower.
+        # In float32, without tensor cores, it would need too many registers; for longer sequences
+        # it was measured to be slower.
         UNSTAGED=few_tokens and q.dtype != torch.float32,
     )
     if stripes is not None:
@@ -252,14 +257,14 @@ def backward(
     if product is not None:
         d_query, d_factor = _product_gradients(plan, product, q, d_q, d_band, d_tails, wanted)
     if product is not None or curve is not None:
-        d_band = d_tails = None  # what made them has its own gradients
+        d_band = d_tails = None  # their gradients went on to the factors or parameters
     d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
     d_tails = None if d_tails is None else plan.summed(d_tails, inputs.tails.shape)
     return Gradients(d_q, d_k, d_value, d_band, d_tails, d_table, d_query, d_factor, d_parameters)
 
 
 class Shape(NamedTuple):
-    """In the place of a tensor that is asked for its shape alone."""
+    """A stand-in for a tensor of which only the shape is read."""
 
     shape: tuple[int, ...]
 
@@ -273,7 +278,7 @@ def is_short(
     product: Product | None,
     curve: CurveBand | None,
 ) -> bool:
-    """Whether one program takes all of a head (short.py), which is then faster."""
+    """Whether the kernels for short sequences (short.py) cover the call and are faster."""
     if max(q.shape[2], k.shape[2]) > short.LONGEST or decoded(q, k, numbers):
         return False
     laid_out = laid_out_shape(q, inputs, numbers, product, curve)
@@ -283,7 +288,7 @@ def is_short(
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
-    """The limit, where it was measured to help."""
+    """MOST_REGISTERS for the kernels that it was measured to speed up, else None."""
     kind = call.kind
     tables = kind.VALUES and kind.PER_ROW and kind.PRECISION != "ieee"
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
@@ -309,17 +314,17 @@ def _decode(
     curve: CurveBand | None,
     result: a.Output,
 ) -> None:
-    """The launches of a call with few queries, which read the band as the caller gave it."""
+    """The launches of a call with few queries. They read the band without laying it out."""
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     band = inputs.band
     if curve is not None and curve.tails:
         band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, base_2=False)
         inputs, curve = inputs._replace(band=band, tails=tails), None
-    elif curve is not None:  # the kernel fills in what it looks up
+    elif curve is not None:  # each share evaluates the part of the curve that it looks up
         band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
     call = _call(q, k, v, inputs, numbers, band, None, None, None, curve, raw_band=True)
     width = max(call.kind.BLOCK_D, call.kind.BLOCK_DV)
-    # A tile has few rows, so that it may have more keys; fewer where the table's did not fit.
+    # Few rows leave room for more keys in a tile, unless the table's tiles had to be made smaller.
     tile = tiling.share_tiles(width, q.dtype, 2 * tiles.keys, tiles.stages)
     count, share = tiling.shares(n_k, b * h_kv, tile.at_once * processors(plan.device), tile.keys)
     sums = a.ShareSums(
@@ -358,10 +363,11 @@ def _laid_out(
     *,
     base_2: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """The laid-out band (device/band.py), the extent of a curve, the tails of a curve or product.
+    """The laid-out band (device/band.py), a curve's extent, and the tails of a curve or product.
 
-    What a call does not have is None. A product's band and tails are room that the forward kernel
-    fills. Without `base_2` the band of a curve is as a caller would have given it.
+    Each is None if the call does not have it. For a product, band and tails are empty memory that
+    the forward kernel fills. Without `base_2` a curve is evaluated but not laid out: its band has
+    the form in which a caller gives one.
     """
     b, h, n_q, _ = q.shape
     shape = _band_shape(q, inputs, product, curve)
@@ -369,7 +375,7 @@ def _laid_out(
     if shape is None or laid_out is None:
         return None, None, None
     reach, extent, tails = shape[-1] // 2, None, None
-    if product is not None:  # its tails have no slopes: the kernel leaves those places unwritten
+    if product is not None:  # its tails have no slopes: nobody writes or reads those places
         tails = plan.empty((4, b, h, n_q), torch.float32)
         return plan.empty(laid_out, torch.float32), None, tails
     if curve is not None and curve.tails:
@@ -432,7 +438,7 @@ def laid_out_shape(
 
 
 def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
-    """The inputs with what a curve or a product makes."""
+    """The inputs with the extent and tails that a curve or a product defines."""
     return inputs._replace(
         extent=inputs.extent if extent is None else extent,
         tails=inputs.tails if tails is None else tails,
@@ -451,13 +457,13 @@ def _shared_band(
     highest = min((sizes.q_start + sizes.reach + block - 1) // block, key_blocks - 1)
     diagonals = max(highest - lowest + 1, 1)
     tiles = min(row_blocks, key_blocks) * (n_batch // batches)
-    # With an extent most diagonals are empty, but only the device knows which: few programs each
-    # take every n-th of them, and cut those that are not empty into as many shares as there is room
-    # for, so that the GPU is kept busy.
+    # With an extent most block-diagonals are empty, but only the device knows which. So there are
+    # few programs, each of which visits every n-th block-diagonal, and those that are not empty are
+    # divided into as many shares as there is memory for, to keep the GPU busy.
     slots = min(diagonals, 8 if kind.EXTENT else 64)
     busy = BUSY // max(1, min(slots, 4) * h * batches)
     parts = max(1, min(tiles, busy, 64))
-    size = 2**22 if kind.EXTENT else 2**25  # bytes for the shares: 4 or 32 MB
+    size = 2**22 if kind.EXTENT else 2**25  # bytes for the sums of all shares: 4 or 32 MB
     room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
     first = (sizes.q_start - sizes.reach) // block
     last = (sizes.q_start + sizes.reach) // block
@@ -509,14 +515,14 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
 def _curve_gradient(
     plan: Plan, curve: CurveBand, extent: Any, d_band: Any, d_tails: Any, side: bool
 ) -> Sequence[Any]:
-    """The gradients of a curve's parameters, float32; None for whole numbers."""
+    """The gradients of a curve's parameters in float32; None for a parameter of whole numbers."""
     found = [
         plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
         for x in curve.parameters
     ]
     first = curve.parameters[0]
     heads = first.shape[-1] if curve.tails else first.shape[0]
-    if d_band is not None and d_band.shape[0] > 1:  # of one query: its band's gradient is by row
+    if d_band is not None and d_band.shape[0] > 1:  # one query: d_band is of each sequence
         d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False
     if d_tails is not None:
         d_tails, side = plan.summed(d_tails, (4, 1, heads, 1)), False
@@ -533,9 +539,9 @@ def _curve_gradient(
 def _product_gradients(
     plan: Plan, product: Product, q: Any, d_q: Any, d_band: Any, d_tails: Any, wanted: Wanted
 ) -> tuple[Any, Any]:
-    """The gradients of a product's factors. That of a query that is q is added to d_q."""
+    """The gradients of a product's factors. If the query is q, its gradient is added to d_q."""
     query, table = product.query, product.table
-    if d_band is None:  # of one lag: one number for all keys of a query, which no softmax sees
+    if d_band is None:  # one lag: one number for all keys, which does not change a softmax
         d_query = None if query is None else plan.zeros(query.shape, query.dtype)
         return d_query, plan.zeros(table.shape, torch.float32)
     source, d_query = q, d_q
@@ -553,7 +559,7 @@ def _product_gradients(
 
 
 def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
-    """The sum over rows of mass^T d_out, of the table's shape."""
+    """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
     gradient = BandGradient(mass, None)
     return _product_gradient(plan, gradient, d_out, table, 1.0, None, added=False, table_too=True)
 
@@ -569,9 +575,9 @@ def _product_gradient(
     added: bool,
     table_too: bool,
 ) -> Any:
-    """Fills or adds to d_query, if there is one, and returns the table's gradient, if wanted."""
+    """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted."""
     (b, h, n_q, d), width = query.shape, table.shape[1]
-    # Runs of rows, as many as keep the GPU busy, and the steps of a run.
+    # The rows are divided into runs, as many as keep the GPU busy; a run takes several steps.
     tiles = _ceil(n_q, PRODUCT_ROWS)
     steps = _ceil(tiles, max(1, min(tiles, BUSY // (b * h))))
     runs = _ceil(tiles, steps)
@@ -602,7 +608,7 @@ def _call(
     v: Any,
     inputs: Inputs,
     numbers: Numbers,
-    band: Any,  # laid out, or with raw_band as the caller gave it
+    band: Any,  # laid out; with raw_band, as the caller gave it
     far: Far | None,
     far_gradients: FarGradients | None,
     product: Product | None,
@@ -617,7 +623,7 @@ def _call(
         shape is not None and (shape[2] > 1 or (tails is not None and tails.shape[3] > 1))
     )
     causal = numbers.after == 0
-    exact = "ieee" if q.dtype == torch.float32 else "tf32x3"  # three products have its digits
+    exact = "ieee" if q.dtype == torch.float32 else "tf32x3"  # 3 products give float32's digits
     kind = a.Kind(
         D=d,
         D_V=d_v,
@@ -696,7 +702,7 @@ def _edge(band: Any, q_start: int, single: bool) -> int:
 
 
 def _precision(q: Any) -> str:
-    """Products of float32 in float32: the tensor cores' short float would cost three digits."""
+    """float32 is multiplied in full precision: TF32 on tensor cores would lose three digits."""
     return "ieee" if q.dtype == torch.float32 else "tf32"
 
 

@@ -1,7 +1,7 @@
 """Causal attention without a bias by the fastest kernel of the machine, with its log-sum-exp.
 
-Each of these can be asked for the gradient with another output and log-sum-exp than its own: the
-weights are then those of a larger softmax of which its keys are a part.
+The backward function of each kernel also takes an output and a log-sum-exp that are not its own. If
+they are those of a larger softmax, the gradients are those of its own keys as part of that softmax.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Plain(NamedTuple):
     name: str
     forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    grouped: bool  # takes fewer key and value heads
+    grouped: bool  # whether it takes fewer heads of keys and values than of queries
 
 
 def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ CPU = Plain("PyTorch's CPU flash", _cpu_forward, _cpu_backward, False)  # for Tr
 
 
 def fastest(q: Tensor, v: Tensor) -> Plain | None:
-    """The plain kernel to build on for heads like these, or None."""
+    """The fastest plain kernel for heads of this size, dtype and device, or None."""
     d = q.shape[-1]
     if q.device.type == "cpu":
         return CPU if d == v.shape[-1] else None
@@ -86,9 +86,9 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
 
 
 def _has_cudnn(index: int | None) -> bool:
-    """Whether cuDNN's attention is there; a compiler cannot look into PyTorch's settings itself.
+    """Whether cuDNN's attention can be used. torch.compile takes the answer as a constant.
 
-    Without a GPU the question is `explain`'s, which gets the answer for a new one.
+    Without a GPU only `explain` asks, about one to come: the answer is that of a recent GPU.
     """
     newer = not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= (9, 0)
     allowed: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

@@ -34,12 +34,12 @@ Tensors = Sequence[Tensor | None]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slot:
-    """A tensor of a plan, given or made: how it lies in memory, without its numbers.
+    """A tensor of a plan, given by the caller or made by the plan: its layout without its numbers.
 
     It has the attributes that Triton reads from a tensor in order to choose a compiled kernel.
     """
 
-    index: int  # its place among the plan's tensors: the given ones first, then those it makes
+    index: int  # its place among the plan's tensors: first the given ones, then those it makes
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class Slot:
         return len(self.shape)
 
     def data_ptr(self) -> int:
-        """An address of the same alignment: Triton's compiler asks for no more."""
+        """An address of the same alignment, which is all that Triton's compiler reads of it."""
         return 0 if self.aligned else 1
 
 
@@ -79,8 +79,8 @@ class Launch(NamedTuple):
     side: bool  # on a second stream, beside the launches that follow
 
 
-# step(values, tensors, handle of a stream): `values` are what kernels get for the slots, which are
-# addresses on a GPU, and after them, from the end backwards, the constants of the plan.
+# step(values, tensors, handle of a stream). `values` holds what kernels get for each slot (on a GPU
+# an address) and, from the end backwards, the constants of the plan.
 Step = Callable[[list[Any], list[Any], int], None]
 
 
@@ -90,15 +90,15 @@ class Plan:
     def __init__(self, device: torch.device, n_given: int) -> None:
         self.device = device
         self.launches: list[Launch] = []
-        self._on_gpu = device.type == "cuda"  # elsewhere Triton's interpreter takes the tensors
+        self._on_gpu = device.type == "cuda"  # else kernels get tensors, in Triton's interpreter
         self._n_given = n_given
-        self._rooms: list[Room | None] = []  # of the slots that are made; None: a step makes it
-        self._steps: list[tuple[str, Step]] = []  # which stream it runs on, and the step
+        self._rooms: list[Room | None] = []  # memory of each made slot; None if a step allocates it
+        self._steps: list[tuple[str, Step]] = []  # (stream, step)
         self._constants: list[object] = []
-        self._as_tensor = set[int]()  # slots that somebody besides the kernels sees
+        self._as_tensor = set[int]()  # slots that are returned or given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
-        self._workspace = 0  # bytes for all slots that only kernels see
-        self._offsets: list[int] = []  # of each room in the workspace; -1: a tensor of its own
+        self._workspace = 0  # bytes for all slots that only kernels use
+        self._offsets: list[int] = []  # of each slot in the workspace; -1 if it is its own tensor
 
     # Writing a plan.
 
@@ -146,9 +146,9 @@ class Plan:
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
-        A thread takes at most so many registers, if a number is given. Constants may also be
-        options of Triton's compiler, such as enable_fp_fusion. A launch at the `side` may run
-        beside those after it; the plan waits for it at its end.
+        `registers` limits the registers of a thread. Constants may also be options of Triton's
+        compiler, such as enable_fp_fusion. With `side` the kernel runs on a second stream beside
+        the launches that follow, and the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         options = {"num_warps": warps, "num_stages": stages}
@@ -175,7 +175,7 @@ class Plan:
         self._steps.append((stream, started))
 
     def returns(self, *results: Slot | None) -> None:
-        """End the plan: `run` gives these, and all other memory becomes one workspace."""
+        """End the plan: `run` returns these slots; all other memory becomes one workspace."""
         self.results = results
         self._as_tensor.update(x.index for x in results if x is not None)
         for index, room in enumerate(self._rooms, self._n_given):
@@ -189,7 +189,7 @@ class Plan:
     # Running it.
 
     def run(self, given: Tensors) -> tuple[Tensor | None, ...]:
-        """Take the memory and start the kernels; the tensors are as the slots said."""
+        """Allocate the memory and start the kernels; the tensors are laid out as their slots."""
         device, tensors = self.device, list[Any](given)
         on_gpu, workspace = self._on_gpu, 0
         if on_gpu and torch.cuda.current_device() != device.index:
@@ -234,7 +234,7 @@ class Plan:
             if stream == "joined" and side is not None:
                 main.wait_stream(side)
             step(values, tensors, handle)
-        if side is not None:  # so memory is given back in the order of the main stream
+        if side is not None:  # memory is reused in the order of the main stream, so it waits here
             main.wait_stream(side)
 
     def lines(self) -> list[str]:
@@ -253,7 +253,7 @@ class Plan:
         return Slot(index, room.shape, room.strides, room.dtype)
 
     def _argument(self, group: Any) -> Callable[[list[Any]], Any]:
-        """What gives a group of arguments from a run's values."""
+        """A function from the values of a run to one group of a kernel's arguments."""
         if isinstance(group, tuple):
             if any(isinstance(part, tuple) for part in group):
                 parts = [self._argument(part) for part in group]
@@ -267,7 +267,7 @@ class Plan:
         return itemgetter(self._place(group))
 
     def _place(self, part: object) -> int:
-        """Where a slot or a constant stands among a run's values."""
+        """The index of a slot or of a constant among the values of a run."""
         if isinstance(part, Slot):
             return part.index
         self._constants.insert(0, part)
@@ -275,7 +275,7 @@ class Plan:
 
 
 class Plans:
-    """The plans that were made, by signature; the oldest goes where there are too many."""
+    """The plans made so far, by signature. Beyond a maximum the oldest is dropped."""
 
     def __init__(self, most: int = MOST_PLANS) -> None:
         self.most = most
@@ -286,7 +286,7 @@ class Plans:
         return len(self._kept)
 
     def find(self, signature: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan of this signature, made if there is none."""
+        """The plan with this signature, which is made on first use."""
         plan = self._kept.get(signature)
         if plan is None:
             plan = make()
@@ -297,7 +297,7 @@ class Plans:
         return plan
 
     def forget(self) -> None:
-        """Drop all, as when tile sizes change."""
+        """Drop all plans, as is needed when tile sizes change."""
         with self._lock:
             self._kept.clear()
 
@@ -306,14 +306,14 @@ PLANS = Plans()  # those of this process
 
 
 def lies(x: Tensor | None) -> Hashable:
-    """How a tensor lies in memory: the part of a call's signature that it is."""
+    """Shape, strides, dtype and alignment of a tensor: its part of a call's signature."""
     if x is None:
         return None
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
 
 
 def slots_of(given: Tensors) -> list[Slot | None]:
-    """The slots of a plan's given tensors, which must be on one device: kernels get addresses."""
+    """The slots of the given tensors, all on one device, since kernels get bare addresses."""
     devices = dict.fromkeys(str(x.device) for x in given if x is not None)
     require(
         len(devices) <= 1,
@@ -338,7 +338,7 @@ def _packed(shape: Sequence[int]) -> tuple[int, ...]:
 
 @functools.cache
 def second_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for launches beside those of the current one."""
+    """The stream for launches that run beside those of the current stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

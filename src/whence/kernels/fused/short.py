@@ -1,7 +1,7 @@
 """Launches for short sequences: one kernel forward, one backward, and sums over the batch.
 
-`plan` is the builder of the fused backend. Nothing here touches data: tensors and slots are asked
-for their shape, strides and dtype alone.
+The argument `plan` is a `Plan`, which takes the launches. Nothing here touches data: of tensors and
+slots only shape, strides and dtype are read.
 """
 
 import math
@@ -28,22 +28,22 @@ FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
 
 
 class ShortCall(NamedTuple):
-    """A call besides q, k and v."""
+    """Everything about a call but q, k and v."""
 
     band: Any  # laid out, [b|1, h|1, 1, all copies] (device/band.py); None without a band
-    product: Product | None  # in place of a band; these kernels cover none
-    inputs: Inputs  # its band and tails are read for their shapes alone
+    product: Product | None  # these kernels do not cover a call that has one
+    inputs: Inputs  # of its band and tails only the shapes are read
     numbers: Numbers
 
 
 class Cut(NamedTuple):
-    """How a kernel is cut: rows of a tile, which holds all keys, and sequences of a program."""
+    """How the work is divided: rows of a tile, which holds all keys, and sequences of a program."""
 
     rows: int
     warps: int
     run: int = 1
     stages: int = 1  # of the loop over the sequences
-    triangle: bool = False  # backward in three tiles, of a call that is `_triangular`
+    triangle: bool = False  # backward in three tiles, for a call that is `_triangular`
 
 
 def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
@@ -176,12 +176,12 @@ def _tails_gradient(plan: Any, diagonals: Any, tails: Any, sizes: a.Sizes, tile:
 
 
 def _batches(batches: int, lags: int) -> int:
-    """Sequences that a program adds at once: a tile of at most 2048 numbers."""
+    """How many sequences a program adds up in one step: a tile has at most 2048 numbers."""
     return min(2048 // lags, _padded(batches, 1))
 
 
 def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
-    """Two programs of 64 rows keep more of the machine busy than one of 128.
+    """How forward is divided: two programs of 64 rows keep more of the GPU busy than one of 128.
 
     The random numbers of dropout take registers: then a program has 32 rows of more than 64 keys.
     """
@@ -194,7 +194,7 @@ def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
 
 
 def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
-    """One block of rows, so that dK and dV are one product each.
+    """How backward is divided: one block of rows, so that dK and dV are one product each.
 
     More than 64 rows of at most 64 columns are taken as a triangle where that kernel covers a call.
     """
@@ -222,7 +222,7 @@ def _warps(cells: int) -> int:
 
 
 def _run(cut: Cut, b: int, call: ShortCall) -> int:
-    """Sequences of a program, which share a band and tails, and of which every program has all."""
+    """How many sequences a program takes: all share a band and tails, and no program has fewer."""
     batches = max(x.shape[axis] for x, axis in _batched(call)) if _batched(call) else 1
     return math.gcd(cut.run, b // batches)
 
@@ -233,7 +233,7 @@ def _batched(call: ShortCall) -> list[tuple[Any, int]]:
 
 
 def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
-    """All keys, and never more rows than keys, for the sums of diagonals."""
+    """A tile of all keys, with no more rows than keys, as the sums of diagonals require."""
     keys = max(cut.rows, _padded(n_k, 16))
     return a.Tile(cut.rows, keys, keys, 1, n_q % cut.rows == 0 and keys == n_k)
 

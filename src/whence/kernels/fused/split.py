@@ -23,7 +23,7 @@ from whence.kernels.fused.plan import second_stream
 
 
 class Beside:
-    """What is launched within runs on a second stream; `join` makes the current one wait for it.
+    """A context whose launches run on a second stream; `join` makes the current stream wait for it.
 
     On a CPU, where Triton's interpreter runs, it does nothing.
     """
@@ -49,20 +49,20 @@ class Beside:
             self._within.__exit__(kind, error, trace)
 
     def join(self, *made: Tensor | None) -> None:
-        """From here on the current stream may use what was made within."""
+        """Wait for the second stream, so that the current one may use the tensors made on it."""
         if self._side is None:
             return
         self._main.wait_stream(self._side)
         for x in made:
             if x is not None:
-                x.record_stream(self._main)  # its memory is not given away before that is done
+                x.record_stream(self._main)  # no reuse of its memory before the main stream is done
 
 
 LN2 = 0.6931471805599453
 
 
 def near_numbers(numbers: Numbers) -> Numbers:
-    """The numbers of the near part: the same call in a window."""
+    """The numbers of the near part: the same call with a window of |lag| < far."""
     limit = numbers.far - 1
     return numbers._replace(before=limit, after=0 if numbers.after == 0 else limit)
 
@@ -93,7 +93,7 @@ def far_gradients(
     inputs: Inputs,
     numbers: Numbers,
 ) -> FarGradients:
-    """What the far keys give to the gradients of q, k and v."""
+    """The far keys' contributions to the gradients of q, k and v."""
     plain, start, tokens = _plain(q, v), numbers.far, by_token(q)
     m = q.shape[2] - start
     first, last = None, None
@@ -112,7 +112,7 @@ def far_gradients(
             )
             right = _all_packed(found, tokens)
     d_left_out, left_out = d_out[:, :, start:], out[:, :, start:]
-    if first is not None:  # with the strides that d_out may have: cuDNN copies it where they differ
+    if first is not None:  # with the usual strides of d_out, or else cuDNN copies the tensor
         left_out = copied(out, start, torch.empty_like(out)[:, :, start:], minus=first)
     left = plain.backward(
         d_left_out,
@@ -141,7 +141,10 @@ def _turned(q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor
 
 
 def _far_lse(lse: Tensor, tails: Tensor | None, side: int, rows: slice) -> Tensor:
-    """Of the whole row in base e, less the tail: what a plain kernel subtracts from its logits."""
+    """The log-sum-exp of whole rows in base e, minus the constant of the tail.
+
+    A plain kernel, which knows no tail, subtracts it from its logits.
+    """
     whole = lse[:, :, rows] * LN2
     if tails is not None:
         tail = tails[side]
@@ -161,7 +164,7 @@ def _all_packed(
 
 
 def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
-    """Room for [b, h, n, d], which with `tokens` is [b, n, h, d] in memory."""
+    """An empty tensor [b, h, n, d], with `tokens` in the memory order [b, n, h, d]."""
     b, h, n, d = shape
     return like.new_empty(b, n, h, d).transpose(1, 2) if tokens else like.new_empty(b, h, n, d)
 
@@ -169,7 +172,7 @@ def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
 def copied(
     x: Tensor, start: int, out: Tensor, *, reverse: bool = False, minus: Tensor | None = None
 ) -> Tensor:
-    """`out` [b, h, length, d], filled with the rows of x from `start` on, less minus [h|1, d]."""
+    """Fills `out` [b, h, length, d] with the rows of x from `start` on, minus a vector [h|1, d]."""
     b, h, length, d = out.shape
     rows_kernel[triton.cdiv(length, 64), b * h](
         x,

@@ -36,7 +36,10 @@ class TileSet(NamedTuple):
 
 
 class BuiltIn(NamedTuple):
-    """The tiles for a GPU with at least this much shared memory a block, by head size up to."""
+    """The tiles of an architecture, and the bytes of shared memory a block that they need.
+
+    A key of the tiles is the largest head size that they are for.
+    """
 
     shared: int
     sizes: dict[int, TileSet]
@@ -59,7 +62,7 @@ TABLE = {  # by compute capability; only that of the H200 was measured
             256: TileSet(Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), 32),
         },
     ),
-    (8, 6): BuiltIn(  # and 8.9: fewer than 100 KiB
+    (8, 6): BuiltIn(  # also for 8.9: less than 100 KiB of shared memory
         99 << 10,
         {
             64: TileSet(Tiles(128, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), 64),
@@ -69,7 +72,7 @@ TABLE = {  # by compute capability; only that of the H200 was measured
     ),
 }
 INTERPRETED = TileSet(Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), 16)
-SMALLEST = 16  # the least that a tensor core multiplies
+SMALLEST = 16  # the side of the smallest tile of a tensor core
 
 
 class Gpu(NamedTuple):
@@ -92,7 +95,7 @@ Made = TypeVar("Made")
 
 
 class FittingTiles:
-    """Which tiles a process uses: those of the table, halved as often as the GPU asked for it."""
+    """The tiles that a process uses: those of the table, made smaller until they fit the GPU."""
 
     def __init__(self) -> None:
         # (purpose, width of a head, dtype, device) -> how often its tiles were made smaller
@@ -107,9 +110,9 @@ class FittingTiles:
         device: torch.device,
         make: Callable[[TileSet], Made],
     ) -> Made:
-        """make(tiles) with the table's tiles, or with ever smaller ones until the GPU has room.
+        """make(tiles) with the table's tiles, or with smaller ones until they fit the GPU.
 
-        The purpose is "forward" or "backward", whose kernels need different room.
+        The purpose is "forward" or "backward", since their kernels need unequal memory.
 
         Triton raises OutOfResources when it loads a kernel, so a second try costs a compilation,
         once a process.
@@ -129,7 +132,7 @@ class FittingTiles:
 
     @contextmanager
     def forced(self, tiles: TileSet) -> Iterator[None]:
-        """Within it every plan takes these tiles, and fails where they do not fit."""
+        """A context in which every plan uses these tiles, or fails if they do not fit."""
         before, self._forced = self._forced, tiles
         try:
             yield
@@ -137,7 +140,7 @@ class FittingTiles:
             self._forced = before
 
 
-TILES = FittingTiles()  # whose owner is this module: backward runs in threads of its own
+TILES = FittingTiles()  # one for the process: autograd runs backward in its own threads
 
 
 @functools.cache
@@ -201,11 +204,12 @@ def _smaller(tiles: Tiles) -> Tiles:
     return Tiles(rows, max(SMALLEST, keys // 2), min(warps, 4), 1)
 
 
-# The table's tiles are those of plain loops. Looking a bias up near the diagonal takes registers
-# and shared memory, and most where each row has numbers of its own; the functions below make the
-# tiles suit that. All of it was measured on one H200 (docs/LOG.md); elsewhere it costs speed.
-NEAR = 32  # keys a step near the diagonal, or rows in the key kernel
-SHORT, MIDDLE = 1024, 2048  # tokens: up to here programs have little to do each
+# The table has the best tiles for far keys, where no bias is looked up. Looking it up in near tiles
+# takes registers and shared memory, most where every row has its own band. The functions below
+# choose tiles for that. They were measured on one H200 (docs/LOG.md); on another GPU these choices
+# may cost speed, but no exactness.
+NEAR = 32  # keys in one step of near tiles, or rows in the key kernel
+SHORT, MIDDLE = 1024, 2048  # tokens: up to these lengths a program has little work
 
 
 class TileKind(NamedTuple):
@@ -213,8 +217,8 @@ class TileKind(NamedTuple):
 
     d: int
     n: int
-    by_row: bool  # rows have numbers of their own
-    near_alone: bool  # others do the far keys
+    by_row: bool  # every row has a band or tails of its own, or there is a value table
+    near_alone: bool  # a plain kernel takes the far keys
     causal: bool
     sloped: bool
 
@@ -237,7 +241,7 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     if kind.by_row:
         tiles = _at_most(tiles, 64, 32)
         return tiles, min(tiles.keys, 16)
-    if kind.near_alone or kind.causal:  # half of a causal diagonal tile is for nothing
+    if kind.near_alone or kind.causal:  # half of a diagonal tile is masked out
         tiles = tiles._replace(rows=min(tiles.rows, 64))
     if kind.n <= SHORT and kind.d <= 64:
         tiles = _at_most(tiles, 64, 32)
@@ -255,13 +259,13 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
 
 
 def _at_most(tiles: Tiles, rows: int, keys: int) -> Tiles:
-    """With four warps, which is what so few rows are for."""
+    """Tiles no larger than this, with four warps, which suit so few rows."""
     return tiles._replace(rows=min(tiles.rows, rows), keys=min(tiles.keys, keys), warps=4)
 
 
-# Decoding: few queries against many keys, which are shared out over programs.
+# Decoding: few queries attend to many keys, which are divided into shares, one for each program.
 MOST_SHARES = 64
-OVERHEAD = 1e-4  # of one more share, whose results have to be merged
+OVERHEAD = 1e-4  # the relative cost of one more share, whose results have to be merged
 
 
 class ShareTiles(NamedTuple):
@@ -274,11 +278,11 @@ class ShareTiles(NamedTuple):
 
 # Measured on an H200, for heads up to 64 and up to 128.
 NARROW, WIDE = ShareTiles(64, 3, 4), ShareTiles(128, 2, 2)
-PLAIN = ShareTiles(64, 1, 2)  # wider heads, and float32
+PLAIN = ShareTiles(64, 1, 2)  # for wider heads, and for float32
 
 
 def share_tiles(width: int, dtype: torch.dtype, most_keys: int, most_stages: int) -> ShareTiles:
-    """For heads of this width, no larger than a GPU has room for."""
+    """The tiles of a share for heads of this width, with at most these keys and stages."""
     tiles = NARROW if width <= 64 else WIDE
     if dtype.itemsize > 2 or width > 128:
         tiles = PLAIN
@@ -287,7 +291,7 @@ def share_tiles(width: int, dtype: torch.dtype, most_keys: int, most_stages: int
 
 
 def shares(n_k: int, key_heads: int, slots: int, tile: int) -> tuple[int, int]:
-    """How many shares, and keys of a share: as many as keep `slots` programs busy to the end."""
+    """The number of shares and the keys of each, so that `slots` programs are busy to the end."""
     count = max(1, min(_even(key_heads, slots), n_k // (2 * tile)))
     share = -(-n_k // (count * tile)) * tile
     return -(-n_k // share), share
@@ -295,7 +299,7 @@ def shares(n_k: int, key_heads: int, slots: int, tile: int) -> tuple[int, int]:
 
 @functools.cache
 def _even(heads: int, slots: int) -> int:
-    """The number of shares of a head for which rounds of `slots` programs waste the least."""
+    """The number of shares of a head that leaves the fewest of `slots` programs idle at the end."""
 
     def cost(count: int) -> float:
         rounds = -(-heads * count // slots)

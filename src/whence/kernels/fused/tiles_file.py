@@ -3,7 +3,8 @@
     {"format": 1, "gpus": {"NVIDIA H200, sm90": {"bfloat16": {"64": {
         "forward": [128, 64, 4, 2], "by_rows": [...], "by_keys": [...], "block": 64}}}}}
 
-By GPU, dtype and head size (up to); four numbers are rows, keys, warps and stages of a tile.
+The keys are the GPU, the dtype and the largest head size that a row is for. The four numbers are
+rows, keys, warps and stages of a tile.
 """
 
 import json
@@ -29,12 +30,12 @@ def default_path() -> Path:
 
 
 def gpu_key(name: str, capability: tuple[int, int]) -> str:
-    """The GPU a row was measured on: its name alone does not tell the architecture."""
+    """The key of a GPU: its name and its architecture, which the name alone does not tell."""
     return f"{name}, sm{capability[0]}{capability[1]}"
 
 
 def read_all(path: Path) -> dict[str, Rows]:
-    """Every GPU's rows; none where there is no file. A file that is no such table is an error."""
+    """The rows of every GPU, none if there is no file; a file of another form is an error."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

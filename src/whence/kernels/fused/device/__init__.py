@@ -31,8 +31,8 @@ so that no kernel needs atomics and every sum has a fixed order:
 1. query_kernel, by blocks of rows: dQ, and whatever belongs to a row: delta = rowsum(out * d_out),
    which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
-3. key_kernel, by blocks of keys: dK and dV; and up to 1,024 tokens, in place of 2, the sums that
-   d_band.py then adds up.
+3. key_kernel, by blocks of keys: dK and dV. Up to 2,048 tokens it also sums dS by lag within small
+   stripes of keys, which d_band.py adds up; step 2 is then left out.
 
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
 to the table's gradient; band.py takes a band's gradient to the parameters of its curve.

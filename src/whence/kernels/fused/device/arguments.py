@@ -87,10 +87,10 @@ class Far(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What forward gives."""
+    """The outputs of the forward kernel."""
 
     out: Any  # [b, h, q, d_v]
-    residual: Any  # float16, of the same layout: what rounding took from out, times RESIDUAL_SCALE
+    residual: Any  # float16, in the layout of out: its rounding error times RESIDUAL_SCALE
     lse: Any  # float32 [b, h, q], in base 2
     mass: Any  # float32 [b, h, q, lag]: probability mass of every lag of the value table
 
@@ -103,7 +103,7 @@ class ShareSums(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    """What the query kernel leaves for the other kernels of backward; all float32 and packed."""
+    """What the query kernel writes for the other kernels of backward; all float32 and packed."""
 
     lse_delta: Any  # [b, h, q, 2]: log-sum-exp in base 2, and delta = rowsum(out * d_out)
     far_lse_delta: Any  # [2, b, h, q, 2]: the same with the constants of the left and right tails
@@ -111,7 +111,7 @@ class RowStatistics(NamedTuple):
 
 
 class QueryGradients(NamedTuple):
-    """What the query kernel gives."""
+    """The outputs of the query kernel."""
 
     d_q: Any  # [b, h, q, d]
     d_band: Any  # float32 [b, h, q, lag], of a band that belongs to a row
@@ -119,7 +119,7 @@ class QueryGradients(NamedTuple):
 
 
 class KeyGradients(NamedTuple):
-    """What the key kernel gives."""
+    """The outputs of the key kernel."""
 
     d_k: Any  # [b, h_kv, k, d]
     d_v: Any
@@ -127,7 +127,7 @@ class KeyGradients(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a call that are the same for all lengths of sequences."""
+    """The numbers of a call that do not change with the lengths of its sequences."""
 
     n_heads: Any
     value_reach: Any  # the largest |lag| in the value table
@@ -169,7 +169,7 @@ def scalars(sizes: Sizes) -> tuple[Any, ...]:
 
 
 class Kind(NamedTuple):
-    """What all kernels of a call are compiled for."""
+    """The compile-time constants that all kernels of a call share."""
 
     D: int  # head size of q and k
     D_V: int  # head size of v
@@ -192,9 +192,9 @@ class Kind(NamedTuple):
     SEGMENTS: bool
     DROPOUT: bool
     FAR: bool  # a plain kernel attends to the far keys
-    TOKENS: bool  # out and gradients are [b, n, h, d] in memory, and what a plain kernel gave
-    PRECISION: str  # of products of q, k, v and their gradients
-    EXACT: str  # of products with a table, which is in float32
+    TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
+    PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
+    EXACT: str  # input_precision for products with a table, which is in float32
 
 
 class Tile(NamedTuple):

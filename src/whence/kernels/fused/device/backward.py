@@ -1,4 +1,4 @@
-"""Backward: the logits' gradient of one tile, and its sums by blocks of rows and blocks of keys.
+"""The backward kernels: dS, the gradient of the logits, summed over keys and over query rows.
 
 The weights are recomputed from the log-sum-exp, and dS = P * (dP - delta), with dP = d_out v^T and
 delta = rowsum(out * d_out). The query kernel sums dS over the keys: dQ, and the gradients of
@@ -41,8 +41,8 @@ from whence.kernels.fused.device.tile import (
     within,
 )
 
-# Keys of a stripe: a warp of four holds so many of a tile [64 keys, rows], which is why summing the
-# diagonals of a stripe needs exchanges within a warp alone.
+# Keys of a stripe. Each of four warps holds this many keys of a tile [64 keys, rows], so the sums
+# of a stripe's diagonals need exchanges within a warp only.
 STRIPE = tl.constexpr(16)
 
 
@@ -84,7 +84,7 @@ def tile_gradient(
     REGION: tl.constexpr,
     EVEN: tl.constexpr,  # no tile extends beyond the last row or key
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
-    PREPARED: tl.constexpr,  # lse and delta hold the constants of the far side already
+    PREPARED: tl.constexpr,  # lse and delta include the constants of the far side already
     UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """Weights and dS of one tile."""
@@ -100,14 +100,14 @@ def tile_gradient(
     col = place.first_key + place.c
     lse = queries.lse
     delta = queries.delta
-    # A band that is laid out for a head holds the window: -inf beyond it.
+    # A band laid out for a head has the window built in: it is -inf outside.
     NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
     WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW
     LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
     RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
     if NEAR_BAND:
         if UNSTAGED and not KIND.PER_ROW:
-            if sizes.reach >= 0:  # always so; see near_bias. The sum within it saves registers.
+            if sizes.reach >= 0:  # always true, see near_bias; the sum inside it saves registers
                 logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, True)
         else:
             logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, False)
@@ -129,11 +129,11 @@ def tile_gradient(
             index = tl.minimum(tl.maximum(lag, -reach), reach)
             index += place.r * (2 * reach + 1) + reach
             if BY_KEYS:
-                if sizes.reach >= 0:  # always so; see near_bias
+                if sizes.reach >= 0:  # always true, see near_bias
                     d_weights += tl.load(d_mass.ptr + index, mask=row < sizes.n_q, other=0.0)
             else:
                 d_weights += tl.load(d_mass.ptr + index, mask=row < sizes.n_q, other=0.0)
-        else:  # all keys of a far tile take an end row of the table: one number a query row
+        else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
             if REGION == 2:
                 d_end = d_mass.right
@@ -153,7 +153,7 @@ class RowSums(NamedTuple):
     """Sums over the keys of every row."""
 
     d_q: Any  # [m, d]
-    d_left: Any  # [m]: dS in the left tail, and so on
+    d_left: Any  # [m]: dS in the left tail; the fields below are [m] too
     d_right: Any
     d_left_slope: Any  # dS * |lag|
     d_right_slope: Any
@@ -186,19 +186,19 @@ def query_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
-    BALANCED: tl.constexpr,  # dS of every row is made to sum to zero
-    TWICE: tl.constexpr,  # ... before any gradient is taken of it, by a first pass over the keys
+    BALANCED: tl.constexpr,  # correct dS so that every row sums to zero
+    TWICE: tl.constexpr,  # ... in this kernel too, by an additional first pass over the keys
 ):
     """One block of query rows (program 0) of one head (program 1).
 
     It also writes the row statistics that the kernels after it read.
 
-    dS of a row sums to zero in exact arithmetic. Forward multiplies rounded weights with the
-    values, so that delta, which comes from its output, is not quite the sum of the exact weights:
-    dS then sums to a small number, which a sum over rows, a tail that holds most of a row, or a
-    slope's distances would magnify. BALANCED adds that number to the delta of the kernels that
-    follow. Where rows are few a second pass costs little, and the gradients of the rows are exact
-    too.
+    In exact arithmetic dS sums to zero over each row. But delta is computed from the output, for
+    which forward multiplied rounded weights with the values, so that it differs slightly from the
+    sum over the exact weights, and dS sums to a small number instead. A sum over many rows, a tail
+    that holds most of a row, or the distances of a slope would magnify it. BALANCED adds it
+    to delta for the kernels that follow. TWICE finds it in a first pass over the keys, so that the
+    gradients of this kernel are corrected too; it is used for few rows, where that costs little.
     """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
@@ -239,7 +239,7 @@ def query_kernel(
         of_head = table.ptr + h * table.stride_h
         d_left_mass, d_right_mass = mass_gradients(d_mass_ptr, of_head, d_tile, rows, sizes, KIND)
     if statistics.far_lse_delta is not None:
-        # What far tiles subtract from the logits and from dP, with the constants of their side.
+        # lse and delta for the far tiles of each side, with the constants of that side included.
         side = statistics.far_lse_delta + place * 2
         tl.store(side, lse - tails.left, mask=there)
         tl.store(side + 1, delta - d_left_mass, mask=there)
@@ -259,7 +259,7 @@ def query_kernel(
     v_head = head_rows(v, b, h // KIND.GROUPS)
     sums = empty_sums(ROWS, KIND)
     for _ in tl.static_range(1 + TWICE):
-        delta += sums.imbalance  # what the pass before has found
+        delta += sums.imbalance  # found by the first pass
         sums = empty_sums(ROWS, KIND)
         if KIND.FAR and TAIL_SUMS:
             parts = far_state(far, b, h, index, tails, sizes, KIND)
@@ -313,7 +313,7 @@ def query_kernel(
 
 @triton.jit
 def delta_of(output, d_out, cells, there):
-    """rowsum(out * d_out), with the digits of out that rounding took."""
+    """rowsum(out * d_out), where out includes its stored rounding error."""
     out = tl.load(output.out + cells, mask=there, other=0.0).to(tl.float32)
     if output.residual is not None:
         residual = tl.load(output.residual + cells, mask=there, other=0.0)
@@ -493,7 +493,7 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
         part = table_product(d_out, vectors, part, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         tl.store(d_mass + rows.r[:, None] * width + lag[None, :], part, mask=inside)
-    tl.debug_barrier()  # the threads of this program read what others of them wrote
+    tl.debug_barrier()  # threads read what other threads of this program wrote
     return tl.load(end, mask=there, other=0.0), d_right
 
 
@@ -518,7 +518,7 @@ class QueryHead(NamedTuple):
     q: Rows
     d_out: Rows
     head: Head
-    tails: Any  # Tails of the head; of the rows they are loaded with each tile
+    tails: Any  # Tails of the head; tails of rows are loaded with each tile
     b: Any
     h: Any
     groups: Any  # query heads of one key head
@@ -536,7 +536,7 @@ def key_kernel(
     seed,
     far,
     gradients,
-    groups,  # unknown to the compiler: it would unroll a loop of one, and serialise the products
+    groups,  # not a constant: the compiler would unroll a loop of one and serialise the products
     numbers,
     n_q,
     n_k,
@@ -544,7 +544,7 @@ def key_kernel(
     reach,
     edge,
     KIND: tl.constexpr,
-    TILE: tl.constexpr,  # NEAR counts rows
+    TILE: tl.constexpr,  # here NEAR is a number of rows
     UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
@@ -579,7 +579,7 @@ def key_kernel(
             tails = load_tails(bias, b, h, 0, True, KIND)
         queries = QueryHead(head_rows(q, b, h), head_rows(d_out, b, h), head, tails, b, h, groups)
         for STEP in tl.static_range(3):
-            # The rows before come first; these keys lie far to their right.
+            # First the rows before these keys, for which the keys lie far to the right.
             if STEP == 1 or not (KIND.FAR or (KIND.CAUSAL and STEP == 0)):
                 d_k, d_value = summed_rows(
                     KeySums(d_k, d_value),
@@ -641,7 +641,7 @@ def summed_rows(
     if REGION == 2:
         start, stop = rows.low, rows.near_start
     pairs = statistics.lse_delta + bh * sizes.n_q * 2
-    if PREPARED:  # the query kernel put the constants of the tails and of the table's ends in
+    if PREPARED:  # the query kernel included the constants of the tails and the table's ends
         count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
         pairs = statistics.far_lse_delta + ((REGION // 2) * count + bh * sizes.n_q) * 2
     r = tl.arange(0, BLOCK)
@@ -697,7 +697,7 @@ def summed_rows(
         )
         d_v = tl.dot(dropped.to(d_tile.dtype), d_tile, d_v, input_precision=KIND.PRECISION)
         d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
-        if STRIPED:  # a diagonal that starts in one tile of a stripe ends in the next
+        if STRIPED:  # a diagonal of a stripe that starts in one tile ends in the next
             own, earlier = stripe_sums(d_logits)
             tl.store(diagonals + block, unfinished + earlier)
             unfinished = own
@@ -710,8 +710,8 @@ def summed_rows(
 def lse_and_delta(ptr, r, there, EVEN: tl.constexpr):
     """lse and delta of every row of a tile.
 
-    They are loaded as at least 128 numbers, which the compiler spreads over the threads. Of fewer
-    it makes every thread load all that it will need, which is sixteen times the work; so for few
+    At least 128 numbers are loaded at once, which the compiler distributes over the threads. With
+    fewer it lets every thread load all that it needs, which is sixteen times the work; so for few
     rows each number is loaded twice.
     """
     TWICE: tl.constexpr = r.shape[0] < 64
@@ -742,8 +742,8 @@ def stripe_sums(d_logits):
     """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
 
     At t the first holds the cells with r - c = t. The second holds those with r - c = t - ROWS,
-    diagonals that started in the tile before. Key c's row is turned by c, so that a column t holds
-    both: one exchange between threads a cell.
+    diagonals that started in the tile before. The row of key c is rotated by c places, so that
+    column t holds both; this takes one exchange between threads for each cell.
     """
     KEYS: tl.constexpr = d_logits.shape[0]
     ROWS: tl.constexpr = d_logits.shape[1]

@@ -1,4 +1,4 @@
-"""A band as near tiles look it up: laid out, from what a caller gave or from the curve that it is.
+"""The laid-out band, in which near tiles look the bias up, made from a caller's band or a curve.
 
 The laid-out band is in base 2. For a head it extends as far as a near tile can touch, with its
 tails beyond its reach and -inf outside the window. There are four copies, of which copy i begins
@@ -43,9 +43,9 @@ WIDTHS_TO_ZERO = tl.constexpr(widths_to_zero(torch.float32))
 
 
 def edge_of(width: int, q_start: int) -> int:
-    """The largest |lag| in the copies of a head's laid-out band, of all of which this is the width.
+    """The largest |lag| in a laid-out band of a head, from the total width of all its copies.
 
-    It is q_start away from a multiple of four, as device/tile.py's near_bias wants it.
+    It differs from q_start by a multiple of four, as near_bias in device/tile.py requires.
     """
     copies, margin = 2 * COPIES.value, COPY_MARGIN.value
     edge: int = (width // copies - margin) // 2 + q_start % COPIES.value
@@ -54,8 +54,8 @@ def edge_of(width: int, q_start: int) -> int:
 
 @triton.jit(do_not_specialize=[*VARYING])
 def head_layout_kernel(
-    laid_out,  # float32 [b, h, copy, copy_length]; not laid out, [b, h, 2 * edge + 1]
-    bias,  # the band as the caller gave it; of a curve, its extent and tails are written
+    laid_out,  # float32 [b, h, copy, copy_length]; without BASE_2, [b, h, 2 * edge + 1]
+    bias,  # the band as the caller gave it; for a curve, this kernel writes extent and tails
     parameters,
     numbers,
     n_q,
@@ -65,7 +65,7 @@ def head_layout_kernel(
     edge,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-    BASE_2: tl.constexpr,  # lay it out; else write what a caller would have given (decoding)
+    BASE_2: tl.constexpr,  # lay the band out; else only evaluate the curve, as decoding needs it
     CURVE_AT: tl.constexpr,  # the functions of a curve that makes the band, or None
     CURVE_EXTENT: tl.constexpr,
     CURVE_TAILS: tl.constexpr,
@@ -207,7 +207,7 @@ def gaussians_extent(h, reach, parameters, COUNT: tl.constexpr):
     """Where the last Gaussian of head h ends, at most the reach."""
     a, w, u, there = _gaussians_of(h, parameters, COUNT)
     edge = tl.where(there, w * (tl.abs(u) + WIDTHS_TO_ZERO), 0.0)
-    # A NaN fails every comparison: then, and with an infinite width, nothing may be cut off.
+    # With a NaN, which fails every comparison, or an infinite width, nothing may be cut off.
     sound = (edge < reach) & (tl.abs(a) < float("inf"))
     far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
     return tl.minimum(tl.ceil(far).to(tl.int32), reach)

@@ -1,11 +1,11 @@
 """The gradient of a band that all rows of a head share, without atomics.
 
-**More than 1,024 tokens.** All tiles on one block-diagonal have the same lag in the same cell. So a
-program walks along a share of a block-diagonal, sums the tiles' dS in registers, and at the end
-sums the diagonals of that one tile; a second small kernel adds up the shares. Only block-diagonals
-that touch the band are visited.
+**More than 2,048 tokens, or split.** All tiles on one block-diagonal have the same lag
+in the same cell. So a program walks along a share of a block-diagonal, sums the tiles' dS in
+registers, and at the end sums the diagonals of that one tile; a second small kernel adds up the
+shares. Only block-diagonals that touch the band are visited.
 
-**Up to 1,024 tokens.** The key kernel has dS of every near tile in registers already. It sums the
+**Up to 2,048 tokens.** The key kernel has dS of every near tile in registers already. It sums the
 diagonals of dS within each *stripe* of 16 keys and stores them; `stripe_kernel` adds up stripes and
 sequences. A head has n_q * n_k / 16 such sums, which is too much memory for long sequences.
 """
@@ -37,7 +37,7 @@ from whence.kernels.fused.device.tile import (
 
 @triton.jit
 def floor_div(x, BLOCK: tl.constexpr):
-    """x // BLOCK rounded down for negative x too, which // on the GPU does not do."""
+    """x // BLOCK rounded down also for negative x; // in Triton rounds towards zero."""
     return tl.where(x >= 0, x // BLOCK, -((-x + BLOCK - 1) // BLOCK))
 
 
@@ -60,7 +60,7 @@ def visited(extent, h, sizes, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def parts_of(low, high, most, room):
-    """Into how many shares each of these block-diagonals is cut, given the room for all of them."""
+    """The number of shares of each of these block-diagonals, given the room for all shares."""
     return tl.minimum(most, tl.maximum(room // tl.maximum(high - low + 1, 1), 1))
 
 
@@ -75,7 +75,7 @@ def band_kernel(
     visible,
     seed,
     sums,  # float32 [batches of the band, heads, room, 2, block]
-    room,  # for shares of a head
+    room,  # the number of shares of a head that `sums` has room for
     batches,  # sequences of one program: all of them where they share the band, else one
     numbers,
     n_q,
@@ -150,8 +150,8 @@ def band_kernel(
                 False,
             )
             total += d_logits
-        # Cell (r, c) has lag lag_0 + c - r. Turned, column t holds every cell with c - r = t, and
-        # below them those with c - r = t - BLOCK.
+        # Cell (r, c) has lag lag_0 + c - r. With row r rotated by r places, column t holds every
+        # cell with c - r = t and, below them, those with c - r = t - BLOCK.
         wrap = r[None, :] + r[:, None]
         turned = tl.gather(total, wrap % BLOCK, 1)
         upper = tl.sum(tl.where(wrap < BLOCK, turned, 0.0), 0)
@@ -169,7 +169,7 @@ def collect_kernel(
     extent,
     room,
     first,  # the block-diagonal whose lags program 0 collects
-    most,  # shares of a block-diagonal
+    most,  # the most shares of a block-diagonal
     numbers,
     n_q,
     n_k,
@@ -227,7 +227,7 @@ def stripe_kernel(
     bh = tl.program_id(1).to(tl.int64)
     h = bh % sizes.n_heads
     first = bh // sizes.n_heads * batches
-    # Lags in descending order are consecutive numbers of a stripe, so that a warp loads lines.
+    # In descending order the lags are consecutive places of a stripe: loads are contiguous.
     top = sizes.reach - tl.program_id(0) * LAGS
     t = tl.arange(0, LAGS)
     lag = top - t

@@ -16,7 +16,7 @@ class BandGradient(NamedTuple):
     """The gradient of a band float32 [b, h, q, lag] and of its tails [4, b, h, q], packed."""
 
     d_band: Any
-    d_tails: Any  # None if the tails are no ends of the band, or have no gradient
+    d_tails: Any  # None if the tails are not the ends of the band, or have no gradient
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def product_gradient_kernel(
     n_heads,
     n_q,
     width,  # lags
-    steps,  # blocks of rows of one program
+    steps,  # how many blocks of rows one program takes
     scale,
     D: tl.constexpr,
     PIECE: tl.constexpr,  # columns of the head of one program
@@ -60,7 +60,7 @@ def product_gradient_kernel(
 ):
     """A run of rows (program 0) of one head (program 1): some lags and some columns (program 2).
 
-    The programs of the first lags take all lags of d_query.
+    The programs with the first block of lags also compute d_query, a sum over all lags.
     """
     bh = tl.program_id(1).to(tl.int64)
     b = bh // n_heads

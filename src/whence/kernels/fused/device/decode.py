@@ -76,7 +76,7 @@ def share_kernel(
             for g in range(groups):
                 extent = CURVE_EXTENT(head_0 + g, sizes.reach, parameters, COUNT)
                 near_reach = tl.maximum(near_reach, extent)
-        if KIND.EXTENT:  # that of the head that reaches farthest
+        if KIND.EXTENT:  # the largest extent of these heads
             near_reach = tl.minimum(near_reach, tl.max(tl.load(bias.extent + h), 0))
     if KIND.VALUES:
         near_reach = tl.maximum(near_reach, sizes.value_reach)
@@ -95,7 +95,7 @@ def share_kernel(
     last = sizes.q_start + n_q - 1
     keys = share_range(share, near_reach, sizes, KIND, TILE)
     if CURVE_AT is not None:
-        # The part of the band that this share's near tiles look up. All sequences write the same.
+        # Evaluate the part of the band that this share looks up; all sequences write the same.
         for g in range(groups):
             of_head = bias.band + (head_0 + g) * bias.band_h + sizes.reach
             for start in range(keys.near_start - last, keys.near_stop - sizes.q_start, 128):
@@ -103,7 +103,7 @@ def share_kernel(
                 cells = CURVE_AT(head_0 + g, lag, sizes.reach, parameters, COUNT)
                 inside = (lag >= -sizes.reach) & (lag <= sizes.reach)
                 tl.store(of_head + lag, cells, mask=inside)
-        tl.debug_barrier()  # the threads of this program look up what others of them wrote
+        tl.debug_barrier()  # threads read what other threads of this program wrote
     softmax = empty_softmax(TILE.ROWS, KIND)
     rows = RowBlock(0, row, there, tails)
     k_head = head_rows(k, b, bkv % n_kv)
@@ -197,7 +197,7 @@ def merge_kernel(
             cells = result.mass + bhq * width + lag
             there = (lag < width) & (col >= low) & (col < high)
             mass = tl.exp2(tl.load(cells, mask=there, other=float("-inf")) - lse)
-            tl.debug_barrier()  # several threads read a cell that one of them overwrites
+            tl.debug_barrier()  # threads read a cell before one of them overwrites it
             mass += tl.where(lag == 0, left, 0.0) + tl.where(lag == width - 1, right, 0.0)
             tl.store(cells, mass, mask=lag < width)
             vectors = tl.load(

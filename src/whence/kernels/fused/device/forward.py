@@ -168,7 +168,7 @@ def attended(
     With a value table, the near tiles also store their logits at `mass`, by lag.
     """
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
-    # A band that is laid out for a head holds the window: -inf beyond it.
+    # A band laid out for a head has the window built in: it is -inf outside.
     NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
     WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW and not KIND.RAW_BAND
     LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
@@ -240,7 +240,8 @@ def attended(
 def far_state(far, b, h, rows, tails, sizes, KIND: tl.constexpr):
     """What a plain kernel computed for the far keys of these rows.
 
-    On the left, row i is row i - far_start of what was computed; on the right all is in reverse.
+    On the left, row i of the call is row i - far_start of the results; on the right, the order of
+    all rows is reversed.
     """
     m = sizes.n_q - sizes.far_start
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -325,7 +326,7 @@ def product_band(
         inside = there[:, None] & (lag < last)[None, :]
         cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
         tl.store(cells, total * (product.scale * LOG2E), mask=inside)
-    tl.debug_barrier()  # the threads of this program look up what others of them wrote
+    tl.debug_barrier()  # threads read what other threads of this program wrote
     return Tails(left, 0.0, right, 0.0)
 
 
@@ -342,11 +343,12 @@ def with_table(
     sizes,
     KIND: tl.constexpr,
 ):
-    """out + mass @ table, a value table's part. Near tiles stored logits at `mass`.
+    """out + mass @ table: the output with the part of the value table.
 
-    The masses replace them: the mass of a lag is the probability at that lag, and at the table's
-    two ends also that of all lags beyond. A table has an odd number of lags and a product takes 32
-    at a time, so the last lag is computed by itself.
+    At `mass` there are the logits that near tiles stored; the masses replace them. The mass of a
+    lag is the probability at that lag, and at the table's two ends also that of all lags beyond. A
+    table has an odd number of lags and a product takes 32 at a time, so the last lag is computed by
+    itself.
     """
     last = 2 * sizes.value_reach
     width = last + 1
@@ -356,7 +358,7 @@ def with_table(
     r = rows.r
     there = rows.there
     d_v = tl.arange(0, KIND.BLOCK_DV)
-    tl.debug_barrier()  # other threads of this program wrote what is read here
+    tl.debug_barrier()  # threads read what other threads of this program wrote
     cells = mass + r * width + last
     col = first + r + sizes.value_reach
     logits = tl.load(cells, mask=there & (col >= low) & (col < high), other=float("-inf"))

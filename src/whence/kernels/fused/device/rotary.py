@@ -128,7 +128,7 @@ def _turn_block(heads, sizes, program, size, KIND: tl.constexpr):
     """Turn ROWS rows of HEADS heads."""
     groups = tl.cdiv(sizes.n_heads, KIND.HEADS)
     blocks = tl.cdiv(sizes.n, KIND.ROWS)
-    group = program % groups  # neighbours share tokens, whose heads a projection leaves in a row
+    group = program % groups  # neighbours share tokens: a projection puts a token's heads together
     block = program // groups % blocks
     b = (program // groups // blocks).to(tl.int64)
     row = block * KIND.ROWS + tl.arange(0, KIND.ROWS)
@@ -178,7 +178,7 @@ _SCALARS = [f"{side}_{name}" for side in ("q", "k") for name in Sizes._fields]
 def turn_kernel(
     q,
     k,
-    q_n_heads,  # the fields of `Sizes` for each side; of a tuple Triton would specialise them
+    q_n_heads,  # the fields of `Sizes` of each side, as scalars: in a tuple they are specialised
     q_n,
     q_start,
     q_programs,

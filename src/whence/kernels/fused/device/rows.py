@@ -1,4 +1,4 @@
-"""A copy of rows of all heads, in reverse order or less a vector: what the split gives away."""
+"""Copies of rows for the split strategy: in reverse order, or with a vector subtracted."""
 
 import triton
 import triton.language as tl

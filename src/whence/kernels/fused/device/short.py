@@ -22,7 +22,7 @@ from whence.kernels.fused.device.tile import LOG2E, dropout_factor, packed_row, 
 
 
 class Operands(NamedTuple):
-    """What both kernels read."""
+    """The inputs of both kernels."""
 
     q: Any  # Rows
     k: Any
@@ -33,16 +33,16 @@ class Operands(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the backward kernel adds up over its steps; 0.0 in place of what is not wanted."""
+    """What the backward kernel sums over its steps; 0.0 for a sum that is not wanted."""
 
-    d_k: Any  # [key, d], less the scale
+    d_k: Any  # [key, d], not yet multiplied by the scale
     d_v: Any  # [key, d_v]
     right: Any  # [key]: diagonals c - r = 0..N - 1 of dS
     left: Any  # [key]: diagonals c - r = -N..-1
 
 
 class HeadGradients(NamedTuple):
-    """What the backward kernel gives, [b, h, n, d]."""
+    """The gradients that the backward kernel writes, [b, h, n, d]."""
 
     d_q: Any
     d_k: Any
@@ -50,7 +50,7 @@ class HeadGradients(NamedTuple):
 
 
 class Short(NamedTuple):
-    """What these kernels are compiled for besides KIND and TILE."""
+    """The compile-time constants of these kernels besides KIND and TILE."""
 
     ROW_BLOCKS: int  # of a sequence
     RUN: int  # sequences of one program; more than one only if ROW_BLOCKS and GROUPS are 1
@@ -106,7 +106,7 @@ def store_keys(ptr, tile, b, h, D: tl.constexpr, sizes, KIND: tl.constexpr, TILE
 
 @triton.jit
 def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """-inf where a query may not look; a laid-out band has the window in it already."""
+    """The logits with -inf at masked cells; a laid-out band has the window built in already."""
     WINDOW: tl.constexpr = (KIND.BEFORE or KIND.AFTER) and not KIND.BAND
     if KIND.KEYS or KIND.SEGMENTS or WINDOW or not TILE.EVEN:
         seen = (c < sizes.n_k) & (r < sizes.n_q)
@@ -128,7 +128,7 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def masked_logits(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """The logits of rows r and keys c in base 2, -inf where a query may not look."""
+    """The logits of rows r and keys c in base 2, with -inf at masked cells."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
     if KIND.BAND:
         bias = operands.bias
@@ -139,7 +139,7 @@ def masked_logits(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: t
 
 @triton.jit
 def exponentials(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """exp2(logit - row maximum) and its sum in each row, 1 where a row may look at no key."""
+    """exp2(logit - row maximum), and the sum of each row, or 1 if all its keys are masked."""
     logits = masked_logits(q, k, operands, b, h, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -160,7 +160,7 @@ def forward_block(
     KIND: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Store the output of a block of rows, which attend to none but the first KEYS keys."""
+    """Store the output of a block of rows, which attend to the first KEYS keys only."""
     h_kv = h // KIND.GROUPS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
     c = tl.arange(0, KEYS)[None, :]
@@ -211,10 +211,10 @@ def short_forward_kernel(
 def diagonal_sums(tile):
     """The sums of the diagonals c - r = 0..N - 1 and c - r = -N..-1 of a tile [M, N], M <= N.
 
-    The tile is cut into blocks of STEP x STEP cells. Within a block, row r is turned by r, so that
-    a column t holds the cells with c - r = t and, below them, those with c - r = t - STEP: one
-    exchange between neighbouring threads a cell. The sums [block row, block column, t] that are
-    left are few, and the blocks' own diagonals are summed in the same way.
+    The tile is divided into blocks of STEP x STEP cells. Within a block, row r is rotated by r
+    places, so that column t holds the cells with c - r = t and, below them, those with
+    c - r = t - STEP; this takes one exchange between neighbouring threads for each cell. The sums
+    [block row, block column, t] are few, and the diagonals of blocks are summed in the same way.
     """
     M: tl.constexpr = tile.shape[0]
     N: tl.constexpr = tile.shape[1]
@@ -251,7 +251,7 @@ def store_diagonals(ptr, part, right, left):
 
 @triton.jit
 def zero_sums(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
-    """Where the sums start."""
+    """The sums before the first step."""
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
@@ -284,8 +284,8 @@ def block_gradients(
 ):
     """Store dQ of a block of rows; add its terms to dK / scale, dV and the sums of diagonals.
 
-    What nothing is added to later is stored as soon as it is known, which frees its registers: dK
-    and dV of a single block, the sums of diagonals if a program has one sequence.
+    A complete gradient is stored at once, which frees its registers: dK and dV if there is a single
+    block, and the sums of diagonals if a program has one sequence.
     """
     d_k, d_v, right, left = sums
     SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1

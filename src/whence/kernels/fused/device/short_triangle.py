@@ -1,4 +1,4 @@
-"""Backward for short causal sequences in three tiles: no work for the keys that no query sees.
+"""Backward for short causal sequences in three tiles, without the fourth, which is masked out.
 
 The rows and the keys are cut into two blocks each, and tile ij holds block i of the rows and block
 j of the keys. Row i attends to no key beyond i, so that everything in tile 01 is masked out. Row
@@ -44,13 +44,13 @@ def store_block(
 
 @triton.jit
 def finite(top):
-    """What to subtract from the logits of a row [row, 1]: 0 if it may look at no key."""
+    """The maximum to subtract from the logits of a row [row, 1]: 0 if all its keys are masked."""
     return tl.where(top == float("-inf"), 0.0, top)[:, None]
 
 
 @triton.jit
 def reciprocal(total):
-    """1 / total [row, 1], and 1 for a row that may look at no key."""
+    """1 / total [row, 1], and 1 for a row whose keys are all masked."""
     return (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
 
 

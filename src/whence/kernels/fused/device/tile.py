@@ -1,7 +1,7 @@
-"""One tile of logits: the bias of its cells, which cells count, and the rows that it is made of.
+"""Device functions for one tile of logits: its bias, its mask, and loading its rows.
 
-Whatever belongs to a row or a key is [m, 1] or [1, n] and broadcasts to the tile. The key kernel
-works with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
+A quantity of each row is [m, 1], one of each key [1, n], and both broadcast to the tile. The key
+kernel works with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ import triton.language as tl
 from whence.kernels.fused.device.arguments import Rows, Sizes
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# The rounding residual of the output is stored times this, above float16's subnormal numbers.
+# The rounding error of the output is stored times this, so that it is no subnormal float16.
 RESIDUAL_SCALE = tl.constexpr(256.0)
-COPIES = tl.constexpr(4)  # of a head's laid-out band, and of its reverse (band.py)
-COPY_MARGIN = tl.constexpr(16)  # how much longer a copy is than twice its edge, rounded down
+COPIES = tl.constexpr(4)  # copies of a head's laid-out band, and as many of its reverse (band.py)
+COPY_MARGIN = tl.constexpr(16)  # added to twice the edge, rounded down: the length of a copy
 
 
 class Tails(NamedTuple):
@@ -30,9 +30,9 @@ class Tails(NamedTuple):
 class Head(NamedTuple):
     """One head of one sequence, for a block of its rows."""
 
-    band: Any  # address of the band; of the block's first row, if rows have their own
+    band: Any  # address of the head's band, or of the first row's if every row has its own
     band_q: Any  # stride from row to row, or 0
-    tails: Tails  # these and the segments of the rows broadcast to a tile
+    tails: Tails  # like q_segment, they broadcast to a tile
     keys: Any  # address of the sequence's padding mask
     q_segment: Any
     k_segment: Any  # address of the keys' segments
@@ -270,12 +270,12 @@ def far_line(
     SLOPES: tl.constexpr,
     LEVEL: tl.constexpr,
 ):
-    """The line of a far tile, its columns counted from the tile's first key.
+    """The bias of a far tile as a line in its column c, counted from the tile's first key.
 
-    The shift goes into the number that is subtracted from the logits of a row anyway, so a constant
-    tail costs no work a cell. What all cells of the tile have in common is part of the shift, or
-    with LEVEL of the level: a thread of a transposed tile has few keys and many rows, so that the
-    level costs less there.
+    The shift is added to the number that is subtracted from the logits of a row in any case, so a
+    constant tail costs no work in a cell. A constant of the whole tile goes into the shift or, with
+    LEVEL, into the level: in a transposed tile a thread has few keys and many rows, and there the
+    level is cheaper.
     """
     level = 0.0
     if REGION == 0:
@@ -324,12 +324,12 @@ def near_bias(
     sizes,
     KIND: tl.constexpr,
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
-    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
+    UNSTAGED: tl.constexpr,  # load a shared band directly, not through shared memory
 ):
     """The bias of every cell of a near tile, in base 2.
 
-    A laid-out band needs no comparison (band.py). A raw band is as the caller gave it: for few
-    queries, comparisons cost less than laying it out.
+    The look-up in a laid-out band needs no comparison (band.py). A raw band is one that was not
+    laid out: for few queries, comparisons cost less.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
     lag = ahead + (place.c - place.r)
@@ -350,8 +350,8 @@ def near_bias(
         edge = sizes.edge
         index = tl.minimum(tl.maximum(lag, -edge), edge) + (place.r * head.band_q + edge)
         if BY_KEYS:
-            # The condition always holds. The compiler does not stage a load within a condition
-            # through shared memory, which is slow for the scattered cells of a row's own band.
+            # The condition always holds. Without it the compiler would load through shared
+            # memory, which is slow for the scattered cells of a row's own band.
             bias = 0.0 * index.to(tl.float32)
             if sizes.reach >= 0:
                 bias = tl.load(head.band + index, mask=there, other=0.0)
@@ -425,10 +425,10 @@ def load_rows(
 
 @triton.jit
 def leading_digits(x):
-    """float32 cut to the digits that tensor cores read.
+    """x in float32, cut to the leading digits, which tensor cores read (TF32).
 
-    Two products, of these digits and of what they leave, have float32's digits if the other factor
-    was in half precision, which tensor cores read whole.
+    A product of x with a factor in half precision, which tensor cores read without loss, is exact
+    to float32 as the sum of two products: with the leading digits of x, and with the remainder.
     """
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
@@ -465,7 +465,7 @@ def load_far(ptr, b, h, index, m, n_heads, d, D: tl.constexpr, TOKENS: tl.conste
 
 @triton.jit
 def dropout_factor(seed, row, col, dropout):
-    """What dropout multiplies the weights by, a function of seed, row and key alone."""
+    """0 or 1 / (1 - dropout), the factor of a weight: a function of seed, row and key alone."""
     first = col + 0 * row
     zero = 0 * first
     random, _, _, _ = tl.philox(seed, first, row + zero, zero, zero)
@@ -474,7 +474,7 @@ def dropout_factor(seed, row, col, dropout):
 
 @triton.jit
 def rounding_residual(exact, rounded):
-    """What rounding took, times RESIDUAL_SCALE, within the range of float16."""
+    """The rounding error exact - rounded, times RESIDUAL_SCALE, clipped to the range of float16."""
     residual = (exact - rounded.to(tl.float32)) * RESIDUAL_SCALE
     return tl.minimum(tl.maximum(residual, -60000.0), 60000.0)
 
