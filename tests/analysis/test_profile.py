@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from whence.analysis.profile import lag_profiles, measure
 from whence.analysis.tokenized_text import TokenizedText, python_help_text
-from whence.methods import Tisa
+from whence.methods.tisa import Tisa
 
 SMALL = {"vocab_size": 60, "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 24}
 WIDE = {**SMALL, "intermediate_size": 32, "max_position_embeddings": 40}

@@ -19,7 +19,8 @@ class Sum(PositionMethod):
 
     If a part replaces the logits, the other parts' score terms are added to what it puts there.
 
-        >>> from whence.methods import Alibi, Tisa
+        >>> from whence.methods.alibi import Alibi
+        >>> from whence.methods.tisa import Tisa
         >>> both = Sum(Tisa(4, kernels=5), Alibi(4))  # or build("tisa:kernels=5+alibi", ...)
         >>> both.sites(), both.n_parameters()
         (('score',), 60)
