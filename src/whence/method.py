@@ -217,14 +217,15 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> 
     open it is `at_most`, if that is given: which of the two is smaller would be a guard.
     """
     n_q, n_k = q_pos.shape[0], k_pos.shape[0]  # len() would make a symbolic length a constant
-    if torch.compiler.is_compiling():
-        if at_most is not None and is_symbolic(n_q, n_k):
+    if is_symbolic(n_q, n_k):
+        if at_most is not None:
             return at_most
-        bound: int = torch.sym_max(torch.sym_max(n_q, n_k), 1) - 1  # type: ignore[no-untyped-call]
-    else:
-        bound = max(n_q, n_k, 1) - 1
-        if n_q and n_k and all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos)):
-            bound = max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
+        longest: int = torch.sym_max(torch.sym_max(n_q, n_k), 1)  # type: ignore[no-untyped-call]
+        return longest - 1
+    bound = max(n_q, n_k, 1) - 1
+    on_cpu = all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos))
+    if n_q and n_k and on_cpu and not torch.compiler.is_compiling():
+        bound = max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
     return bound if at_most is None else min(bound, at_most)
 
 
