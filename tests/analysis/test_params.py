@@ -94,6 +94,20 @@ def test_a_table_survives_json_and_a_huge_one_costs_nothing() -> None:
     assert ParametersTable.from_json(table.to_json()).to_json() == table.to_json()
 
 
+@pytest.mark.parametrize(
+    ("spec", "length", "grows"),
+    [
+        ("learned", 1, True),
+        ("learned", 2**31 - 1, True),  # twice as long is refused by `build`
+        ("tisa", 2**31 - 1, False),
+    ],
+)
+def test_growth_is_told_up_to_the_longest_length_a_method_takes(
+    spec: str, length: int, grows: bool
+) -> None:
+    assert parameters(spec, Shape(length=length)).grows is grows
+
+
 def test_a_missing_extra_is_said_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     class Missing(PositionMethod):
         def __init__(self) -> None:
@@ -131,10 +145,10 @@ def test_json_is_the_table_of_the_shape_that_is_asked_for() -> None:
         (["--layers", "0"], "layers must be at least 1, got 0"),
         (["--heads", "0"], "heads must be at least 1, got 0"),
         (["--d-head", "0"], "d_head must be at least 1, got 0"),
-        (["--length", "99999999999999999999"], "length must be at most 1,099,511,627,776, got 9"),
-        (["--heads", "9223372036854775807"], "heads must be at most 65,536, got 9"),
-        (["--layers", "99999999999999999999"], "layers must be at most 65,536, got 9"),
-        (["--length", "1099511627776", "--methods", "synthesizer"], "more than 2^63 bytes"),
+        (["--length", "99999999999999999999"], "length must be at most 2147483647, got 9"),
+        (["--heads", "9223372036854775807"], "heads must be at most 65536, got 9"),
+        (["--layers", "99999999999999999999"], "layers must be at most 65536, got 9"),
+        (["--length", "2147483647", "--methods", "synthesizer"], "more than 2^63 bytes"),
         (["--d-head", "3", "--methods", "rope"], "even"),
     ],
 )

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from whence.analysis.json_result import Result
-from whence.checks import at_least, require
+from whence.checks import at_least
 from whence.method import PositionMethod
 from whence.methods import METHODS, Sum, build
 from whence.methods.registry import named
+from whence.methods.spec import check_sizes
 
 VOCABULARY = 30_522  # BERT's
-MOST, LONGEST = 1 << 16, 1 << 40  # heads, layers and sizes of a head; positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +27,7 @@ class Shape(Result):
     def __post_init__(self) -> None:
         at_least(1, layers=self.n_layers, heads=self.n_heads, d_head=self.d_head)
         at_least(1, length=self.length)
-        sizes = {"layers": self.n_layers, "heads": self.n_heads, "d_head": self.d_head}
-        for name, size in sizes.items():
-            require(size <= MOST, f"{name} must be at most {MOST:,}, got {size}.")
-        require(self.length <= LONGEST, f"length must be at most {LONGEST:,}, got {self.length}.")
+        check_sizes(vars(self))
 
     def without_position(self) -> int:
         """The parameters of a BERT of this shape less its table of positions."""
@@ -80,8 +77,9 @@ def parameters_table(
 
 def parameters(spec: str, shape: Shape) -> Parameters:
     """The row of one method, counted on the meta device: a huge table costs nothing here."""
+    other = shape.length // 2 or 2  # not twice the length, which may be more than a method takes
     try:
-        count, longer = (_count(spec, shape, length) for length in (shape.length, 2 * shape.length))
+        count, at_other = (_count(spec, shape, length) for length in (shape.length, other))
     except ImportError as error:
         return Parameters(spec, _formula(spec), None, None, None, str(error))
     except (RuntimeError, OverflowError, TypeError) as error:  # torch counts in 64 bits
@@ -93,7 +91,7 @@ def parameters(spec: str, shape: Shape) -> Parameters:
             "smaller one, or --methods without it."
         ) from None
     share = count / (shape.without_position() + count)
-    return Parameters(spec, _formula(spec), count, share, longer > count)
+    return Parameters(spec, _formula(spec), count, share, at_other != count)
 
 
 def _count(spec: str, shape: Shape, length: int) -> int:
