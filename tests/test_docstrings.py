@@ -29,7 +29,7 @@ SOURCES = Path(whence.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = "nn hf models analysis report bench experiments distill kernels lag methods"
 IMPORT = re.compile(r"^ *from (whence[\w.]*) import ([\w, ]+)$", re.MULTILINE)
-SLOW = {"whence.experiments.sweep", "whence.report.folder"}  # they train, or draw many figures
+SLOW = {"whence.report.folder"}  # it draws many figures
 
 
 def public() -> dict[str, Any]:

@@ -215,6 +215,10 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> 
     It holds where the queries lie among the keys or start with them, as in a Transformer they do;
     positions on the CPU are read, so there it holds for any. Where a compiler holds the lengths
     open it is `at_most`, if that is given: which of the two is smaller would be a guard.
+
+        >>> queries, keys = torch.arange(3), torch.arange(10)
+        >>> longest_lag(queries, keys), longest_lag(queries, keys, at_most=4)
+        (9, 4)
     """
     n_q, n_k = q_pos.shape[0], k_pos.shape[0]  # len() would make a symbolic length a constant
     if is_symbolic(n_q, n_k):

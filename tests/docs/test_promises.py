@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "promises.md"
-TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
+TEST = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
 
 
 def rows() -> list[tuple[str, str]]:
@@ -17,8 +17,13 @@ def rows() -> list[tuple[str, str]]:
 
 
 def names_in(path: Path) -> set[str]:
+    """The tests of a file as pytest names them, those of a class with `Class::` in front."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {x.name for x in tree.body if isinstance(x, ast.FunctionDef)}
+    classes = [x for x in tree.body if isinstance(x, ast.ClassDef)]
+    places = [("", tree.body), *((f"{x.name}::", x.body) for x in classes)]
+    return {
+        before + x.name for before, body in places for x in body if isinstance(x, ast.FunctionDef)
+    }
 
 
 def test_every_promise_names_the_tests_that_keep_it() -> None:

@@ -30,6 +30,41 @@ class Sweep(ABC, Generic[J, R]):
     A job is a NamedTuple of plain values. Its result is a frozen `Result` that has a field for each
     of the job's, with the same value, and one more, `fingerprint`, with the sweep's. Worker
     processes make the sweep anew from its class, configuration and folder, so `config` must pickle.
+
+        >>> from dataclasses import dataclass
+        >>> from typing import NamedTuple
+        >>> from whence.experiments.job import run_job
+        >>> class Number(NamedTuple):
+        ...     number: int
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Square(Result):
+        ...     fingerprint: str
+        ...     number: int
+        ...     square: int
+        >>> @dataclass(frozen=True, eq=False)
+        ... class Squares(Result):
+        ...     squares: tuple[int, ...]
+        >>> class SquareSweep(Sweep[Number, Square]):
+        ...     result, results_file = Square, "squares.json"
+        ...     device, fingerprint = torch.device("cpu"), "squares of whole numbers"
+        ...
+        ...     def waves(self):
+        ...         yield [Number(number) for number in self.config]
+        ...
+        ...     def n_jobs(self):
+        ...         return len(self.config)
+        ...
+        ...     def job_name(self, job):
+        ...         return f"number-{job.number}"
+        ...
+        ...     def run(self, job, folder, *, say, deadline, side_by_side):
+        ...         return Square(self.fingerprint, job.number, job.number**2)
+        ...
+        ...     def gathered(self, machine):
+        ...         done = [job for jobs in self.waves() for job in jobs if self.is_done(job)]
+        ...         return Squares(tuple(run_job(self, job).square for job in done))
+        >>> run_sweep(SquareSweep, (2, 3), Path("squaring")).squares
+        (4, 9)
     """
 
     result: ClassVar[type[Result]]  # of one job
@@ -110,7 +145,15 @@ def run_sweep(
     is raised. `workers` processes take jobs from one queue and share the device; a job that fails
     there ends no other, and JobsFailedError is raised at the end. `ray` is the address of a
     cluster, or "local" for one on this machine; it must see the folder. `side_by_side` is how many
-    jobs share the device while this runs, counting ours.
+    jobs share the device while this runs, counting ours. `Sweep` has an experiment of one's own.
+
+        >>> from whence.experiments.lm.config import LMConfig
+        >>> from whence.experiments.lm.sweep import LMSweep
+        >>> small = {"n_layers": 1, "n_heads": 2, "d_model": 16, "train_length": 16, "steps": 2}
+        >>> brief = {"batch": 2, "warmup": 1, "eval_lengths": (16,), "eval_tokens": 32}
+        >>> config = LMConfig(methods=("tisa",), task="copy", device="cpu", **small, **brief)
+        >>> [job.method for job in run_sweep(LMSweep, config, Path("copying")).jobs]
+        ['tisa']
     """
     at_least(1, side_by_side=side_by_side, workers=workers)
     require(

@@ -84,6 +84,13 @@ def positioned_attention_with_weights(
 
     The output is computed from the weights that are returned, by the definition of attention, so
     a gradient of the output reaches them (`weights.retain_grad()`).
+
+        >>> from whence import build
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+        >>> tisa = build("tisa", n_heads=2, d_head=8)
+        >>> out, weights = positioned_attention_with_weights(tisa, q, k, v, causal=True)
+        >>> torch.allclose(weights @ v, out, atol=1e-6), weights.shape
+        (True, torch.Size([1, 2, 5, 5]))
     """
     call = positioned_call(
         position,

@@ -21,7 +21,7 @@ def draw_steps(comparison: Comparison) -> Figure:
     >>> from whence.report import read_folder
     >>> found = read_folder(Path("out"))  # of whence compare-checkpoints DIR --out out
     >>> draw_steps(found.comparison)
-    <Figure size 780x372 with 2 Axes>
+    <LiteralFigure size 780x372 with 2 Axes>
     """
     figure, grid = panels(
         2,
@@ -74,7 +74,7 @@ def draw_scores(comparison: Comparison) -> Figure:
     >>> from whence.report import read_folder
     >>> found = read_folder(Path("out"))  # of whence compare-checkpoints DIR --out out
     >>> draw_scores(found.comparison)
-    <Figure size 820x412 with 2 Axes>
+    <LiteralFigure size 820x412 with 2 Axes>
     """
     require(len(comparison.correlations) > 0, "draw_scores needs scores: compare with --scores.")
     measures = sorted({entry.measure for entry in comparison.correlations})

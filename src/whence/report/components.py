@@ -17,7 +17,7 @@ def draw_components(table: TableReport, *, name: str, leading: int = 6) -> Figur
     >>> from whence.report import read_folder
     >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
     >>> draw_components(found.table, name="tiny-bert", leading=1)
-    <Figure size 740x312 with 4 Axes>
+    <LiteralFigure size 740x312 with 4 Axes>
     """
     components = table.components[:leading]
     require(len(table.explained) > 0, "all position vectors are the same: there is no component.")

@@ -23,7 +23,7 @@ def draw_fits(fits: Sequence[HeadFits], heads: Sequence[HeadReport], *, name: st
     >>> from whence.report import read_folder
     >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
     >>> draw_fits(found.fits, found.heads, name="tiny-bert")
-    <Figure size 960x232 with 4 Axes>
+    <LiteralFigure size 960x232 with 4 Axes>
     """
     pairs = with_curves(fits, heads)
     require(len(pairs) > 0, "draw_fits needs one fitted head or more, got none.")

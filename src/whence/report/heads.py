@@ -30,7 +30,7 @@ def draw_head_curves(
         >>> from whence.report import read_folder
         >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
         >>> draw_head_curves(found.heads, name="tiny-bert", reach=16)
-        <Figure size 960x232 with 4 Axes>
+        <LiteralFigure size 960x232 with 4 Axes>
     """
     require(len(heads) > 0, "draw_head_curves needs one head or more, got none.")
     what = "Stated bias" if stated else f"Positional attention, {_biases(heads)}"
@@ -70,7 +70,7 @@ def draw_head_matrices(heads: Sequence[HeadReport], *, name: str) -> Figure:
     >>> from whence.report import read_folder
     >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
     >>> draw_head_matrices(found.heads, name="tiny-bert")
-    <Figure size 760x267 with 4 Axes>
+    <LiteralFigure size 960x267 with 8 Axes>
     """
     require(len(heads) > 0, "draw_head_matrices needs one head or more, got none.")
     n = len(heads[0].matrix)

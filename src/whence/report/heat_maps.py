@@ -15,6 +15,12 @@ def draw_heat_maps(inspections: Sequence[Inspection], *, columns: int = 4) -> Fi
     """Inner products of position embeddings, one heat map for each model that has a table.
 
     Each map has its own robust scale, see `matrix_limits`.
+
+        >>> from pathlib import Path
+        >>> from whence.report import read_folder
+        >>> found = read_folder(Path("out")).inspections  # of whence inspect MODEL --out out
+        >>> draw_heat_maps(found)
+        <LiteralFigure size 500x522 with 2 Axes>
     """
     names = labels([entry.model.name for entry in inspections])
     pairs = zip(names, inspections, strict=True)
@@ -50,7 +56,14 @@ def _maps(drawn: Sequence[tuple[str, TableReport]], *, columns: int) -> Figure:
 
 
 def draw_table(table: TableReport, *, name: str = "position table") -> Figure:
-    """The map of one table, as `table_report` measured it."""
+    """The map of one table, as `table_report` measured it.
+
+    >>> import numpy as np
+    >>> from whence.analysis.toeplitz import table_report
+    >>> table = np.random.default_rng(0).standard_normal((64, 8))
+    >>> draw_table(table_report(table), name="random numbers")
+    <LiteralFigure size 500x522 with 2 Axes>
+    """
     return _maps([(name, table)], columns=1)
 
 

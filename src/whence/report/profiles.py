@@ -18,7 +18,7 @@ def draw_profiles(profiles: Sequence[LagProfile], *, name: str) -> Figure:
     >>> from whence.report import read_folder
     >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
     >>> draw_profiles(found.profiles, name="tiny-bert")
-    <Figure size 960x232 with 4 Axes>
+    <LiteralFigure size 960x232 with 4 Axes>
     """
     require(len(profiles) > 0, "draw_profiles needs one profile or more, got none.")
     layers = ", ".join(str(layer) for layer in sorted({entry.layer for entry in profiles}))

@@ -19,7 +19,7 @@ def draw_windows(inspections: Sequence[Inspection]) -> Figure:
         >>> from whence.report import read_folder
         >>> found = read_folder(Path("out")).inspections[0]  # of whence inspect MODEL --out out
         >>> draw_windows([found])
-        <Figure size 780x372 with 2 Axes>
+        <LiteralFigure size 780x372 with 2 Axes>
     """
     drawn = [entry for entry in inspections if entry.table is not None]
     require(len(drawn) > 0, "draw_windows needs a model with a position table, got none.")

@@ -40,6 +40,10 @@ class LMConfig(Result):
     With several learning rates, every method tries each of them with seed 0. The rate with the
     smallest loss on the last `tuning_tokens` of the validation text, which are not reported, is the
     method's, and its other seeds run at that rate alone.
+
+        >>> config = LMConfig(methods=("tisa", "rope"), task="copy", learning_rates=(1e-3, 3e-3))
+        >>> config.tunes  # more than one rate
+        True
     """
 
     methods: tuple[str, ...]

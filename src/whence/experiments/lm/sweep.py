@@ -134,6 +134,12 @@ def run_lm(
     the folder. `workers` processes share the device. `side_by_side` is how many jobs share the
     device while this runs, counting ours: the tables then show no speed of those that run now.
     Results that are there keep their own.
+
+        >>> small = {"n_layers": 1, "n_heads": 2, "d_model": 16, "train_length": 16, "steps": 2}
+        >>> brief = {"batch": 2, "warmup": 1, "eval_lengths": (16,), "eval_tokens": 32}
+        >>> config = LMConfig(methods=("tisa",), task="copy", device="cpu", **small, **brief)
+        >>> [job.method for job in run_lm(config, Path("copying")).jobs]
+        ['tisa']
     """
     found: Language = run_sweep(
         LMSweep,
@@ -168,6 +174,12 @@ def run_one(
     one of the configuration's; unless given it is the only one, or of several the method's best,
     once all of them have been run with seed 0. `source` is what `prepared(config, out)` gave, where
     a process runs several jobs; `deadline` and `side_by_side` are those of `run_lm`.
+
+        >>> small = {"n_layers": 1, "n_heads": 2, "d_model": 16, "train_length": 16, "steps": 2}
+        >>> brief = {"batch": 2, "warmup": 1, "eval_lengths": (16,), "eval_tokens": 32}
+        >>> config = LMConfig(methods=("tisa",), task="copy", device="cpu", **small, **brief)
+        >>> run_one(config, "tisa", 0, Path("copying")).positional  # the method's parameters
+        30
     """
     at_least(1, side_by_side=side_by_side)
     at_least(0, seed=seed)
