@@ -1,5 +1,7 @@
 """Random calls of every backend, in odd layouts, against an oracle of the formulas alone."""
 
+import os
+
 import pytest
 
 from random_calls import Call, judged
@@ -21,6 +23,7 @@ def test_calls_on_sdpa_are_as_exact_as_pytorch() -> None:
 
 
 @pytest.mark.triton
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1")
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
 def test_calls_in_the_interpreter_are_as_exact_as_pytorch() -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
