@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import os
-import re
 import subprocess
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
+from error_lines import LOG_LINE, fails_with
 from lm_settings import TINY, assert_same_numbers, flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli import demo as demo_command
@@ -28,21 +28,9 @@ from whence.experiments.lm.tokens import StoredTokenizer
 from whence.experiments.progress import OutOfTimeError
 from whence.models import WhenceForCausalLM
 
-LOG_LINE = re.compile(r" *\d+% .+; (\d+:)?\d+:\d\d gone(, (\d+:)?\d+:\d\d left)?")
-
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def fails_with(result: Result, code: int, *phrases: str) -> None:
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    *log, last = result.stderr.splitlines()
-    assert all(LOG_LINE.fullmatch(line) for line in log)
-    assert last.startswith("whence: ")
-    for phrase in phrases:
-        assert phrase in last
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -172,7 +160,7 @@ def test_a_line_comes_again_when_a_thing_takes_long(monkeypatch: pytest.MonkeyPa
         " 81% training (loss 62); 1:02 gone, 0:38 left",
         " 97% training (loss 93); 1:33 gone, 0:07 left",
     ]
-    assert progress.duration(9_661) == "2:41:01"
+    assert progress.duration(9_661.0) == "2:41:01"
 
 
 def test_ctrl_c_is_one_line_and_the_same_command_goes_on(

@@ -349,7 +349,7 @@ def test_the_default_trains_in_linear_memory_and_original_in_n_x_n(backend, line
     [
         "bert",
         pytest.param("albert", marks=pytest.mark.slow),
-        "mpnet",
+        pytest.param("mpnet", marks=pytest.mark.slow),
         "gpt2",
         pytest.param("vit", marks=pytest.mark.slow),
     ],
@@ -367,7 +367,9 @@ def test_a_compiled_model_gives_the_same_and_trains(name):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", ["bert", pytest.param("albert", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(x, marks=pytest.mark.slow) for x in ("albert", "gpt2"))]
+)
 def test_a_method_brings_no_graph_break(name):
     def graphs(model: torch.nn.Module) -> int:
         torch._dynamo.reset()

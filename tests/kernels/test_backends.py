@@ -130,9 +130,12 @@ def test_blocks_equal_the_definition_in_output_and_every_gradient(
 
 
 @pytest.mark.compiled
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10**6))
-def test_the_flex_peer_equals_the_definition_where_it_runs(seed: int) -> None:
+@pytest.mark.parametrize("calls", [16, pytest.param(40, marks=pytest.mark.slow)])
+def test_the_flex_peer_equals_the_definition_where_it_runs(calls: int) -> None:
+    settings(max_examples=calls)(given(seed=st.integers(0, 10**6))(flex_peer_equals))()
+
+
+def flex_peer_equals(seed: int) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
     qkv, options, _ = random_call(seed)

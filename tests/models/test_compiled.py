@@ -23,9 +23,7 @@ pytestmark = [
     "name",
     [
         "tisa:kernels=3+rope",
-        "shaw",
-        pytest.param("learned", marks=pytest.mark.slow),
-        pytest.param("t5", marks=pytest.mark.slow),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("shaw", "learned", "t5")),
     ],
 )
 def test_a_compiled_model_is_one_graph_with_the_same_gradients(name: str) -> None:

@@ -79,7 +79,11 @@ def test_an_encoder_compiles(layers: int, backend: str) -> None:
 
 @pytest.mark.parametrize(
     ("position", "dynamic"),
-    [("tisa", None), pytest.param("learned+shaw", None, marks=pytest.mark.slow), ("alibi", True)],
+    [
+        ("tisa", None),
+        pytest.param("learned+shaw", None, marks=pytest.mark.slow),
+        pytest.param("alibi", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_layer_takes_any_length_with_two_graphs(
     position: str, dynamic: bool | None

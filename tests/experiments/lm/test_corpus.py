@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import lm_corpus
+from error_lines import fails_with
 from lm_settings import assert_same_numbers, flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli.root import app
@@ -169,9 +170,7 @@ def test_a_file_that_is_cut_short_or_missing_is_one_line(folder: Path, tmp_path:
     ):
         config = tiny(Path(name), vocab_size=None)
         result = CliRunner().invoke(app, ["lm", *flags(config), "--out", str(tmp_path / "out")])
-        assert result.exit_code == 2
-        assert result.stderr.count("\n") == 1
-        assert message in result.stderr
+        fails_with(result, 2, message)
     assert not (tmp_path / "out").exists()
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from error_lines import fails_with
 from lm_settings import flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli.root import app
@@ -161,27 +162,20 @@ def test_what_a_data_set_lacks_is_one_sentence(tmp_path: Path) -> None:
 def test_the_hub_out_of_reach_or_without_the_name_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def result() -> tuple[int, str]:
+    def result() -> Result:
         command = ["lm", "--methods", "tisa", "--data", "hub:nobody/nothing"]
-        found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
-        assert found.stderr.count("\n") == 1
-        return found.exit_code, found.stderr
+        return CliRunner().invoke(app, [*command, "--out", str(tmp_path / "out")])
 
-    code, said = result()
-    assert code == 1
-    assert "the hub cannot be reached for nobody/nothing" in said
+    fails_with(result(), 1, "the hub cannot be reached for nobody/nothing")
 
     def missing(*names: str) -> None:
         raise datasets.exceptions.DatasetNotFoundError("Dataset doesn't exist on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", missing)
-    code, said = result()
-    assert code == 2
-    assert "there is no data set nobody/nothing on the hub, or it is not public" in said
+    words = "there is no data set nobody/nothing on the hub, or it is not public"
+    fails_with(result(), 2, words)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    code, said = result()
-    assert code == 1
-    assert "needs datasets: pip install 'whence[hf]'" in said
+    fails_with(result(), 1, "needs datasets: pip install 'whence[hf]'")
     assert not (tmp_path / "out").exists()
 
 
