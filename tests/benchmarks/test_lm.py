@@ -49,6 +49,7 @@ def shared(
     return left, said
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_and_a_job_that_fails_end_no_other(tmp_path: Path) -> None:
     jobs = [("a", 0), ("dies", 0), ("fails", 0), ("a", 1), ("b", 0), ("b", 1)]
     left, said = shared(jobs, tmp_path / "log")

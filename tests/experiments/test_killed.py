@@ -152,6 +152,7 @@ def test_a_sweep_in_worker_processes_gives_the_table_of_a_serial_one(
     assert [job.side_by_side for job in parallel.jobs] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_sweep_on_ray_gives_the_table_of_a_serial_one(
     serial: tuple[LMConfig, Language], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ def run(script: str, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_bert_with_tisa_is_fine_tuned_with_trainer_in_under_40_lines(tmp_path):
     assert len((EXAMPLES / "bert_tisa_trainer.py").read_text().splitlines()) < 40
     said = run("bert_tisa_trainer.py", tmp_path)

@@ -1,6 +1,6 @@
 """Of a test with many cases `make test` runs some, and `make test-all` all of them.
 
-A quarter of the cases that are drawn from seeds, and every second one of a test in Triton's
+A quarter of the cases that are drawn from seeds, and every third one of a test in Triton's
 interpreter with more than six others.
 """
 
@@ -25,5 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif not case.isdigit() and item.get_closest_marker("triton"):
             listed[item.path, item.originalname].append(item)
     for cases in listed.values():
-        for item in cases[1::2] if len(cases) > MANY else ():
-            item.add_marker(pytest.mark.slow)
+        for place, item in enumerate(cases if len(cases) > MANY else ()):
+            if place % 3:
+                item.add_marker(pytest.mark.slow)

@@ -127,6 +127,7 @@ def test_freezing_all_but_position_trains_position_alone(tmp_path: Path) -> None
         assert torch.equal(parameter, before[key]) == (".position." not in key)
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     script = ROOT / "examples" / "causal_lm_tisa_rope.py"
     assert len(script.read_text(encoding="utf-8").splitlines()) < 40
