@@ -128,8 +128,9 @@ class Plan:
         slot = self._new(Room(shape, _packed(shape), x.dtype, zeros=False))
         self._as_tensor.update((x.index, slot.index))
         source, target = x.index, slot.index
-        whole = (1,) * (x.ndim - len(shape)) + shape
-        axes = [axis for axis, size in enumerate(whole) if size != x.shape[axis]]
+        more = x.ndim - len(shape)  # axes of x before those of `shape`
+        whole = (1,) * more + shape
+        axes = [axis for axis in range(x.ndim) if axis < more or whole[axis] != x.shape[axis]]
 
         def step(arguments: list[Any], tensors: list[Any], handle: int) -> None:
             torch.sum(tensors[source], axes, keepdim=True, out=tensors[target].view(whole))
