@@ -4,13 +4,14 @@
 
 The models are those of model_cost.py. Each method and length has a process of its own. They compile
 side by side and wait; then one at a time runs its turns while all others are idle. Printed for each
-mode: milliseconds a step, as people train; the host's milliseconds, which are those until a single
-step is launched; the GPU's, which are the sum of all kernels; how many launches there are; and
+mode: milliseconds a step, as people train, and without Python's garbage collection; the host's
+milliseconds, which are those until a single step is launched; the GPU's, which are the sum of all kernels; how many launches there are; and
 the kernels that take most of the time. With `--stacks N` the host's time by Python function, too.
 """
 
 import argparse
 import cProfile
+import gc
 import io
 import pstats
 import sys
@@ -86,10 +87,16 @@ def measure(trained: Trained, mode: str, device: str, stacks: int) -> Record:
 
     step()
     turns = [trained.turn(mode, TURN) for _ in range(TURNS)]
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    uncollected = [trained.turn(mode, TURN) for _ in range(TURNS)]
+    gc.enable()
     host = 1e3 * host_seconds(step, device)
     kernels = kernels_of(step, device)
     return {
         "turns": turns,
+        "turns_without_gc": uncollected,
         "host_ms": host,
         "gpu_ms": sum(ms for _, _, ms in kernels),
         "launches": sum(count for _, count, _ in kernels),
@@ -129,7 +136,8 @@ def work(
 def told(method: str, n: int, mode: str, found: Record, top: int) -> str:
     lines = [
         f"== n = {n:,} {mode} {method}: {median(found['turns']):.2f} ms a step "
-        f"({', '.join(f'{x:.2f}' for x in found['turns'])}), host {found['host_ms']:.2f}, "
+        f"({', '.join(f'{x:.2f}' for x in found['turns'])}; without garbage collection "
+        f"{', '.join(f'{x:.2f}' for x in found['turns_without_gc'])}), host {found['host_ms']:.2f}, "
         f"GPU {found['gpu_ms']:.2f} in {found['launches']} launches"
     ]
     for name, count, ms in found["kernels"][:top]:
