@@ -5,8 +5,9 @@
 The models are those of model_cost.py. Each method and length has a process of its own. They compile
 side by side and wait; then one at a time runs its turns while all others are idle. Printed for each
 mode: milliseconds a step, as people train, and without Python's garbage collection; the host's
-milliseconds, which are those until a single step is launched; the GPU's, which are the sum of all kernels; how many launches there are; and
-the kernels that take most of the time. With `--stacks N` the host's time by Python function, too.
+milliseconds, which are those until a single step is launched; the GPU's, which are the sum of all
+kernels; how many launches there are; and the kernels that take most of the time. With `--stacks N`
+the host's time by Python function, too.
 """
 
 import argparse
@@ -134,10 +135,12 @@ def work(
 
 
 def told(method: str, n: int, mode: str, found: Record, top: int) -> str:
+    turns, uncollected = (
+        ", ".join(f"{x:.2f}" for x in found[name]) for name in ("turns", "turns_without_gc")
+    )
     lines = [
-        f"== n = {n:,} {mode} {method}: {median(found['turns']):.2f} ms a step "
-        f"({', '.join(f'{x:.2f}' for x in found['turns'])}; without garbage collection "
-        f"{', '.join(f'{x:.2f}' for x in found['turns_without_gc'])}), host {found['host_ms']:.2f}, "
+        f"== n = {n:,} {mode} {method}: {median(found['turns']):.2f} ms a step ({turns}; without "
+        f"garbage collection {uncollected}), host {found['host_ms']:.2f}, "
         f"GPU {found['gpu_ms']:.2f} in {found['launches']} launches"
     ]
     for name, count, ms in found["kernels"][:top]:
