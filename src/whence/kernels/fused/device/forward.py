@@ -213,8 +213,8 @@ def attended(
         total = total * shrink + weight
         top = higher
         if KIND.DROPOUT:
-            # Only 0 or 1 here: the highest weight of a row is 1, which half precision holds exactly,
-            # and 1 / (1 - dropout) it does not. Whoever divides by the total divides by 1 - dropout.
+            # The factor 1 / (1 - dropout) comes after the last key: here the highest weight of a
+            # row is 1, which half precision holds exactly, and that factor it does not.
             kept = dropout_factor(head.seed, row, col, sizes.dropout) > 0.0
             weights = tl.where(kept, weights, 0.0)
             if KIND.VALUES and REGION != 1:
