@@ -17,6 +17,7 @@ from whence.experiments.translation.batches import Rows, rows_of
 from whence.experiments.translation.bpe import Bpe, trained_bpe
 from whence.experiments.translation.config import TranslationConfig
 from whence.experiments.translation.model import new_model
+from whence.experiments.translation.scoring import metrics
 from whence.experiments.translation.text import Pairs, ParallelText, read_parallel
 from whence.files import write_bytes
 
@@ -74,7 +75,8 @@ def prepared(config: TranslationConfig, out: Path) -> TranslationData:
     sha256 = text.sha256()
     ours = Experiment(config.fixed(), sha256)
     check_claim(out, ours, command=COMMAND)
-    for position in config.positions:  # refuse what would fail in a job
+    metrics()  # refuse what would fail in a job
+    for position in config.positions:
         new_model(config, position, seed=0, vocab_size=8)
 
     def write() -> None:
