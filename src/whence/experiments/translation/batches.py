@@ -67,7 +67,8 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
     """`n` batches as a model takes them; an item is a whole batch, and the order is the seed's.
 
     A row belongs to the bucket of the longer of its two sides. In each pass over the rows every
-    bucket is shuffled and cut into batches of at most `tokens` a side, and their order is shuffled.
+    bucket is shuffled and cut into batches of at most `tokens` a side; rows that do not fill one
+    go to the next wider bucket, so that one batch alone is not full. The order is shuffled.
     """
 
     def __init__(self, source: Rows, target: Rows, *, tokens: int, seed: int, n: int) -> None:
@@ -76,7 +77,7 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
         widths = np.asarray([width_of(int(x)) for x in range(int(longest.max()) + 1)])[longest]
         self.buckets = {int(w): np.flatnonzero(widths == w) for w in np.unique(widths)}
         self.sizes = {width: max(tokens // width, 1) for width in self.buckets}
-        self.a_pass = sum(-(-len(x) // self.sizes[w]) for w, x in self.buckets.items())
+        self.a_pass = len(self._shuffled(0))
         self._pass: tuple[int, list[tuple[int, Tensor]]] = (-1, [])
 
     def __len__(self) -> int:
@@ -93,9 +94,15 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
         """The batches of a pass: the width of each and its rows."""
         draw = np.random.default_rng((self.seed, number))
         device, found = self.source.ids.device, []
+        left = np.zeros(0, np.int64)
         for width, rows in self.buckets.items():
-            mixed = torch.from_numpy(draw.permutation(rows)).to(device)
-            found += [(width, part) for part in mixed.split(self.sizes[width])]
+            mixed = np.concatenate([left, draw.permutation(rows)])
+            full = len(mixed) - len(mixed) % self.sizes[width]
+            parts = torch.from_numpy(mixed[:full]).to(device).split(self.sizes[width])
+            found += [(width, part) for part in parts if len(part)]
+            left = mixed[full:]
+        if len(left):
+            found.append((max(self.buckets), torch.from_numpy(left).to(device)))
         return [found[i] for i in draw.permutation(len(found))]
 
 
