@@ -60,6 +60,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         glue.glue_won_back,
         glue.glue_setting,
         model_cost.model_cost,
+        model_cost.translation_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         lm_cost.units_cost,
