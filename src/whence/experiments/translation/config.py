@@ -91,6 +91,7 @@ class TranslationConfig(Result):
     length_penalty: float = 0.6
     more_tokens: int = 50  # that a translation may have beyond its source
     bf16: bool = False
+    tf32: bool = False
     backend: str = "auto"
     device: str = "auto"
     save_every: int = 0  # steps between checkpoints; 0 is none
@@ -138,12 +139,13 @@ class TranslationConfig(Result):
         for name in ("weight_decay", "clip_gradient", "length_penalty"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name} must be 0 or more, got {value}.")
+        require(not (self.bf16 and self.tf32), "take one of bf16 and tf32.")
         self._check_exceptions()
 
     def _check_names(self) -> None:
-        for what in ("positions", "tests", "learning_rates", "test_joined"):
+        for what in ("positions", "learning_rates", "tests", "test_joined"):
             given = getattr(self, what)
-            require(what == "test_joined" or len(given) > 0, f"name one or more {what}, got none.")
+            require(what[:4] == "test" or len(given) > 0, f"name one or more {what}, got none.")
             require(len(set(given)) == len(given), f"name each of the {what} once, got {given}.")
         for position in self.positions:
             for part in both_sides(position):
@@ -173,6 +175,11 @@ class TranslationConfig(Result):
         """Learning rates that a position tries."""
         own = self.exceptions.get(position, {}).get("learning_rate")
         return self.learning_rates if own is None else (float(own),)
+
+    @property
+    def translates_valid(self) -> bool:
+        """Whether the validation text is translated: to choose a rate, or for want of a test."""
+        return not self.tests or any(len(self.rates(x)) > 1 for x in self.positions)
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""

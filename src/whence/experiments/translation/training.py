@@ -122,6 +122,7 @@ def _arguments(
         max_grad_norm=config.clip_gradient,
         optim="adamw_torch_fused" if gpu else "adamw_torch",
         bf16=config.bf16,
+        tf32=True if config.tf32 and gpu else None,
         seed=seed,
         train_sampling_strategy="sequential",  # the order is the data set's own
         remove_unused_columns=False,
