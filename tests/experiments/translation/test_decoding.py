@@ -71,7 +71,7 @@ def searched(model: Any, source: list[int], *, beams: int, penalty: float) -> li
 
 
 @pytest.mark.parametrize(
-    ("position", "beams", "penalty"), [("shaw:clip=2", 4, 0.6), ("sinusoidal", 3, 2.0)]
+    ("position", "beams", "penalty"), [("shaw:clip=2", 4, 0.6), ("sinusoidal", 3, 1.2)]
 )
 def test_beam_search_finds_what_a_search_by_definition_finds(
     position: str, beams: int, penalty: float
