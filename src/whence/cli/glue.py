@@ -182,7 +182,7 @@ def _compared(
         from whence.bench.machine import machine
         from whence.experiments.glue.sweep import run_glue
         from whence.report.folder import check_folder
-        from whence.report.glue_folder import write_glue_report
+        from whence.report.glue_report import GLUE_REPORT
 
         check_folder(out)
         found = run_glue(
@@ -197,18 +197,19 @@ def _compared(
         if not first:
             return found, None
         say("drawing the page", 1.0)
-        return found, write_glue_report(found, out)
+        return found, GLUE_REPORT.write(found, out)
 
 
 def show(results: "Glue", *, form: str = "text", as_json: bool = False) -> None:
     """All tables, and why a job has no score."""
-    from whence.report.glue_table import formatted, reasons, tables
+    from whence.report.glue_table import reasons, tables
+    from whence.report.text_table import formatted
 
     if as_json:
         typer.echo(results.to_json())
         return
     if form != "text":
-        typer.echo(formatted(results, form))
+        typer.echo(formatted(tables(results), form))
         return
     console = Console(highlight=False, markup=False)
     for found in tables(results):

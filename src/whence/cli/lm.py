@@ -271,7 +271,7 @@ def compared(
         from whence.bench.machine import machine
         from whence.experiments.lm.sweep import run_lm
         from whence.report.folder import check_folder
-        from whence.report.lm_folder import write_lm_report
+        from whence.report.lm_report import LM_REPORT
 
         check_folder(out)
         found = run_lm(
@@ -287,22 +287,23 @@ def compared(
         if not first:
             return found, None
         say("drawing the page", 1.0)
-        return found, write_lm_report(found, out, formats=figures)
+        return found, LM_REPORT.write(found, out, formats=figures)
 
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:
     """The ranking, and why a cell is empty."""
     from whence.analysis.lm_results import ranked
-    from whence.report.lm_table import formatted, rank_table, reasons
+    from whence.report.lm_table import rank_table, reasons
+    from whence.report.text_table import formatted
 
     if as_json:
         rows = [json.loads(row.to_json()) for row in ranked(results)]
         typer.echo(json.dumps({"lengths": results.lengths, "rows": rows}, indent=1))
         return
-    if form != "text":
-        typer.echo(formatted(results, form))
-        return
     found = rank_table(results)
+    if form != "text":
+        typer.echo(formatted([found], form))
+        return
     console = plain_console()
     table = Table(
         box=box.SIMPLE,
