@@ -1,12 +1,10 @@
 """The frozen configuration of a translation experiment: languages, positions, how to train."""
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from whence.analysis.json_result import Result
 from whence.checks import at_least, one_of, require, unknown
+from whence.experiments.config import ExperimentConfig
 from whence.methods.registry import import_modules, named
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -25,22 +23,10 @@ SWEEPS = {
         "sinusoidal+shaw:clip=16",
     ),
 }
-# What may differ between two runs into one folder: which jobs, and where they run. The content of
-# the data is compared instead of its name.
-FREE = (
-    "data",
-    "positions",
-    "seeds",
-    "exceptions",
-    "learning_rates",
-    "device",
-    "save_every",
-    "keep_models",
-)
 
 
 @dataclass(frozen=True, eq=False)
-class TranslationConfig(Result):
+class TranslationConfig(ExperimentConfig):
     """One comparison: every position with every learning rate and every seed.
 
     A position is a method for encoder and decoder, or two of them, "shaw:clip=16/sinusoidal". All
@@ -56,6 +42,17 @@ class TranslationConfig(Result):
         >>> config.n_seeds("sinusoidal"), config.rates("tisa")
         (1, (0.002,))
     """
+
+    free = (
+        "data",
+        "positions",
+        "seeds",
+        "exceptions",
+        "learning_rates",
+        "device",
+        "save_every",
+        "keep_models",
+    )
 
     data: str  # a folder with train.en, train.de and so on, or hub:NAME
     source: str
@@ -180,15 +177,6 @@ class TranslationConfig(Result):
     def translates_valid(self) -> bool:
         """Whether the validation text is translated: to choose a rate, or for want of a test."""
         return not self.tests or any(len(self.rates(x)) > 1 for x in self.positions)
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
-    def fixed(self) -> dict[str, Any]:
-        """What two runs into one folder must have in common."""
-        return {key: value for key, value in self.plain().items() if key not in FREE}
 
 
 def both_sides(position: str) -> tuple[str, str]:
