@@ -72,7 +72,7 @@ def split(text: str) -> tuple[Path, int]:
 def show(name: str, results: Translation) -> None:
     """BLEU of each position in plain text: a machine with a GPU need not have what pages need."""
     heads = [(test, joined) for test in ("valid", *results.tests) for joined in results.joined]
-    heads = [head for head in heads if head[0] != "valid" or head[1] == 1]
+    heads = [head for head in heads if any(job.bleu(*head) is not None for job in results.jobs)]
     print(f"\n{name}: {len(results.jobs)} jobs")
     print(
         "position", "rate", *(f"{t}x{j}" for t, j in heads), "valid loss", "s", "steps/s", sep="\t"

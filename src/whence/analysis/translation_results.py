@@ -139,6 +139,12 @@ class Translation(Result):
             return None
         return cell([job.bleu(test, joined) for job in self.chosen(position)])
 
+    def source_tokens(self, test: str, joined: int = 1) -> float:
+        """The mean length of a row of a test text."""
+        parts = (part for job in self.jobs for part in job.scores)
+        found = (x.source_tokens for x in parts if (x.test, x.joined) == (test, joined))
+        return next(found, 0.0)
+
     def difference(self, position: str, test: str, joined: int = 1) -> Difference | None:
         """From the baseline."""
         wanted = (position, test, joined)

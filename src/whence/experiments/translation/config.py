@@ -1,12 +1,10 @@
 """The frozen configuration of a translation experiment: languages, positions, how to train."""
 
-import json
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from whence.analysis.json_result import Result
 from whence.checks import at_least, one_of, require, unknown
+from whence.experiments.config import ExperimentConfig
 from whence.methods.registry import import_modules, named
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -25,22 +23,10 @@ SWEEPS = {
         "sinusoidal+shaw:clip=16",
     ),
 }
-# What may differ between two runs into one folder: which jobs, and where they run. The content of
-# the data is compared instead of its name.
-FREE = (
-    "data",
-    "positions",
-    "seeds",
-    "exceptions",
-    "learning_rates",
-    "device",
-    "save_every",
-    "keep_models",
-)
 
 
 @dataclass(frozen=True, eq=False)
-class TranslationConfig(Result):
+class TranslationConfig(ExperimentConfig):
     """One comparison: every position with every learning rate and every seed.
 
     A position is a method for encoder and decoder, or two of them, "shaw:clip=16/sinusoidal". All
@@ -56,6 +42,17 @@ class TranslationConfig(Result):
         >>> config.n_seeds("sinusoidal"), config.rates("tisa")
         (1, (0.002,))
     """
+
+    free = (
+        "data",
+        "positions",
+        "seeds",
+        "exceptions",
+        "learning_rates",
+        "device",
+        "save_every",
+        "keep_models",
+    )
 
     data: str  # a folder with train.en, train.de and so on, or hub:NAME
     source: str
@@ -91,6 +88,7 @@ class TranslationConfig(Result):
     length_penalty: float = 0.6
     more_tokens: int = 50  # that a translation may have beyond its source
     bf16: bool = False
+    tf32: bool = False
     backend: str = "auto"
     device: str = "auto"
     save_every: int = 0  # steps between checkpoints; 0 is none
@@ -138,12 +136,13 @@ class TranslationConfig(Result):
         for name in ("weight_decay", "clip_gradient", "length_penalty"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name} must be 0 or more, got {value}.")
+        require(not (self.bf16 and self.tf32), "take one of bf16 and tf32.")
         self._check_exceptions()
 
     def _check_names(self) -> None:
-        for what in ("positions", "tests", "learning_rates", "test_joined"):
+        for what in ("positions", "learning_rates", "tests", "test_joined"):
             given = getattr(self, what)
-            require(what == "test_joined" or len(given) > 0, f"name one or more {what}, got none.")
+            require(what[:4] == "test" or len(given) > 0, f"name one or more {what}, got none.")
             require(len(set(given)) == len(given), f"name each of the {what} once, got {given}.")
         for position in self.positions:
             for part in both_sides(position):
@@ -174,14 +173,10 @@ class TranslationConfig(Result):
         own = self.exceptions.get(position, {}).get("learning_rate")
         return self.learning_rates if own is None else (float(own),)
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
-    def fixed(self) -> dict[str, Any]:
-        """What two runs into one folder must have in common."""
-        return {key: value for key, value in self.plain().items() if key not in FREE}
+    @property
+    def translates_valid(self) -> bool:
+        """Whether the validation text is translated: to choose a rate, or for want of a test."""
+        return not self.tests or any(len(self.rates(x)) > 1 for x in self.positions)
 
 
 def both_sides(position: str) -> tuple[str, str]:

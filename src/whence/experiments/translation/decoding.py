@@ -21,7 +21,10 @@ TOKENS = 32_768  # of a batch of sources, at most
 
 
 class EndAtLimit(LogitsProcessor):  # type: ignore[misc]
-    """Each row ends by a limit of its own, so that no translation depends on the rows around it."""
+    """Each row ends by a limit of its own, so that no translation depends on the rows around it.
+
+    Padding is no word, and is never chosen.
+    """
 
     def __init__(self, limit: Tensor) -> None:
         self.limit = limit  # tokens with END, of each row of the batch, beams counted
@@ -29,8 +32,9 @@ class EndAtLimit(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Leave no token but END to a row that is at its limit."""
         late = input_ids.shape[1] >= self.limit  # the first token is no part of the translation
-        others = torch.arange(scores.shape[1], device=scores.device) != END_ID
-        return scores.masked_fill(late[:, None] & others, -torch.inf)
+        token = torch.arange(scores.shape[1], device=scores.device)
+        barred = (late[:, None] & (token != END_ID)) | (token == PAD_ID)
+        return scores.masked_fill(barred, -torch.inf)
 
 
 @torch.inference_mode()
@@ -99,6 +103,4 @@ def mean_loss(model: Any, source: Rows, target: Rows) -> float:
 
 def _tokens(row: list[int]) -> list[int]:
     """What stands between the first token and END."""
-    row = row[1:]
-    row = row[: row.index(END_ID)] if END_ID in row else row
-    return [token for token in row if token != PAD_ID]
+    return row[1 : row.index(END_ID)]

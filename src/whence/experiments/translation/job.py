@@ -117,8 +117,10 @@ def run_translation_job(
 
 
 def tested(config: TranslationConfig, model: Any, data: TranslationData) -> list[TestScores]:
-    """The scores of the validation text, of each test text, and of its sentences joined."""
-    found = [test_scores(config, model, data.bpe, VALID, data.text.valid, 1)]
+    """The scores of each test text and of its sentences joined, and of the validation text."""
+    found = []
+    if config.translates_valid:
+        found.append(test_scores(config, model, data.bpe, VALID, data.text.valid, 1))
     for name, pairs in data.text.tests.items():
         for joined in (1, *sorted(config.test_joined)):
             found.append(test_scores(config, model, data.bpe, name, pairs.joined(joined), joined))

@@ -1,13 +1,14 @@
 """`whence translate` as a sweep: each position with each learning rate and each seed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from whence.analysis.translation_results import Difference, Translation, TranslationJob
 from whence.checks import require
 from whence.experiments.config import fingerprint
-from whence.experiments.folder import RESULT
+from whence.experiments.folder import RESULT, where_run
 from whence.experiments.job import finished
 from whence.experiments.processes import named_device
 from whence.experiments.progress import Say, silent
@@ -87,19 +88,17 @@ class TranslationSweep(Sweep[Run, TranslationJob]):
             for job in self.runs
             if self.is_done(job)
         )
-        path = self.out / RESULTS
-        if path.is_file():
-            before = Translation.load(path)
-            if before.machine and len(before.jobs) >= len(jobs):  # none of them ran now
-                machine = before.machine
-        whole = Translation(self.config.plain(), self.data.facts(), machine, jobs, ())
-        return Translation(
-            whole.config,
-            whole.data,
-            whole.machine,
-            tuple(job.lighter() for job in jobs),
-            tuple(differences(whole)),
+        whole = Translation(self.config.plain(), self.data.facts(), {}, jobs, ())
+        return replace(
+            whole,
+            machine=where_run(machine, self.out / RESULTS, whole, _finished),
+            jobs=tuple(job.lighter() for job in jobs),
+            differences=tuple(differences(whole)),
         )
+
+
+def _finished(results: Translation) -> set[Run]:
+    return {Run(job.position, job.seed, job.learning_rate) for job in results.jobs}
 
 
 def differences(results: Translation) -> Iterator[Difference]:

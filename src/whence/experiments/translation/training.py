@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from transformers import TrainingArguments
 
-from whence.experiments.folder import CHECKPOINTS
 from whence.experiments.processes import processes
 from whence.experiments.progress import Say
 from whence.experiments.trainer import PositionTrainer
-from whence.experiments.training import Trained, fit
+from whence.experiments.training import Trained, fit, shared_arguments
 from whence.experiments.translation.averaging import WeightAverage
 from whence.experiments.translation.batches import Rows, TokenBatches, only
 from whence.experiments.translation.config import TranslationConfig
@@ -102,13 +101,15 @@ def _arguments(
     seed: int,
     device: torch.device,
 ) -> TrainingArguments:
-    gpu, world = device.type == "cuda", processes()[1]
     every = max(config.steps // LOGS, 1)
     # A checkpoint comes at a log, so that a loss is looked at before it. Without any, the last step
     # of all stays ahead.
-    save = every * max(round(config.save_every / every), 1) if config.save_every else None
+    wanted = config.save_every
+    save = every * max(round(wanted / every), 1) if wanted else config.steps + 1
+    shared = shared_arguments(folder, device)
+    shared["dataloader_pin_memory"] = False  # batches are on the device already
     return TrainingArguments(
-        str(folder / CHECKPOINTS),
+        **shared,
         max_steps=config.steps,
         per_device_train_batch_size=1,  # an item is a batch
         gradient_accumulation_steps=config.accumulate,
@@ -120,18 +121,10 @@ def _arguments(
         adam_beta2=0.98,
         adam_epsilon=1e-9,
         max_grad_norm=config.clip_gradient,
-        optim="adamw_torch_fused" if gpu else "adamw_torch",
         bf16=config.bf16,
+        tf32=True if config.tf32 and device.type == "cuda" else None,
         seed=seed,
         train_sampling_strategy="sequential",  # the order is the data set's own
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,  # batches are on the device already
-        use_cpu=not gpu,
-        ddp_backend="gloo" if world > 1 and not gpu else None,
         logging_steps=every,
-        logging_nan_inf_filter=False,  # it waits for every loss; those of the log are looked at
-        save_steps=config.steps + 1 if save is None else save,
-        save_total_limit=2,
-        disable_tqdm=True,
-        report_to="none",
+        save_steps=save,
     )
