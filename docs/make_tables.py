@@ -13,7 +13,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, glue, gpu, lm, lm_cost, methods, minilm, model_cost
+from tables import (
+    cpu,
+    criteria,
+    glue,
+    gpu,
+    lm,
+    lm_cost,
+    methods,
+    minilm,
+    model_cost,
+    shaw_algorithms,
+)
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +42,8 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         cpu.cpu_tisa,
         cpu.cpu_shaw,
         cpu.cpu_bars,
+        shaw_algorithms.shaw_cpu,
+        shaw_algorithms.shaw_gpu,
         gpu.gpu,
         gpu.gpu_short,
         lm.lm_losses,
@@ -47,6 +60,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         glue.glue_won_back,
         glue.glue_setting,
         model_cost.model_cost,
+        model_cost.translation_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         lm_cost.units_cost,
