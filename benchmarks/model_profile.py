@@ -29,7 +29,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lm_clock import forget, waited
-from model_cost import METHODS, PAUSE, TRIES, Size, Trained, split_methods
+from model_cost import STUDY, Size, language_model
+from training_turns import PAUSE, TRIES, Trained, split_methods
 from whence.bench.session import first_line
 from whence.files import write_json
 
@@ -115,7 +116,7 @@ def work(
     trained: Any = None
     for attempt in range(TRIES):
         try:
-            trained = Trained(method, size, n, device)
+            trained = language_model(method, n, size, device)
             for mode in modes:
                 for _ in range(3):
                     trained.step(mode)
@@ -151,7 +152,7 @@ def told(method: str, n: int, mode: str, found: Record, top: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="512,2048")
-    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--methods", default=STUDY.methods)
     parser.add_argument("--modes", default="called,compiled", help="and reduce-overhead")
     parser.add_argument("--top", type=int, default=12, help="kernels to print")
     parser.add_argument("--stacks", type=int, default=0, help="Python functions to print")
