@@ -44,18 +44,30 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("translate")
     write_parallel(folder / "data")
-    result = run("--data", folder / "data", *SMALL.split(), *POSITIONS, "--out", folder / "out")
+    (folder / "short.toml").write_text("more_tokens = 2\nseeds = 9\n", encoding="utf-8")
+    result = run(*options(folder), *POSITIONS, "--out", folder / "out")
     assert result.exit_code == 0, result.output
     return folder
 
 
+def options(files: Path) -> list[object]:
+    given = [*SMALL.split(), "--seeds", 1]  # a flag wins over the file
+    return ["--data", files / "data", "--config", files / "short.toml", *given]
+
+
 def test_the_command_writes_tables_page_figures_and_json(files: Path, tmp_path: Path) -> None:
     out = files / "out"
-    again = ("--data", files / "data", *SMALL.split(), *POSITIONS, "--out", out)
+    again = (*options(files), *POSITIONS, "--out", out)
     result = run(*again)  # all jobs are done: nothing is trained
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == f"wrote {out / 'page.html'}"
-    for words in ("BLEU of each position", "how sure", "Table 3", "none in the decoder", "in a row"):
+    for words in (
+        "BLEU of each position",
+        "how sure",
+        "Table 3",
+        "none in the decoder",
+        "in a row",
+    ):
         assert words in result.stdout
     for name in ("translation.json", "table.md", "table.tex", "tokenizer.json"):
         assert (out / name).stat().st_size > 0
@@ -131,8 +143,8 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_another_experiment_is_refused(files: Path) -> None:
-    options = ("--data", files / "data", *SMALL.split(), "--out", files / "out")
-    fails_with(run(*options, "--d-ff", 8), "holds another experiment: d_ff is 16 there and 8 here")
+    given = (*options(files), "--out", files / "out", "--d-ff", 8)
+    fails_with(run(*given), "holds another experiment: d_ff is 16 there and 8 here")
 
 
 def test_the_papers_configurations_and_those_of_the_results_are_whole() -> None:
