@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from whence.checks import at_least
-from whence.lag import Bias
 from whence.method import Content, PositionMethod
 from whence.methods import build
 
@@ -114,15 +113,17 @@ def _values(
     method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int
 ) -> tuple[str, Float[Tensor, "draws h lag"]]:
     """The site that is read, and its values at the middle query for each draw."""
-    pos, sites = torch.arange(n), method.sites()
+    pos, sites, middle = torch.arange(n), method.sites(), slice(n // 2, n // 2 + 1)
     site = next((name for name in QUANTITIES if name in sites), "")
     if site in ("replace", "score"):
         q, k = torch.randn(2, draws, n_heads, n, d_head)
         x = torch.randn(draws, n, n_heads * d_head)
         hook = method.logits if site == "replace" else method.score_term
-        bias = hook(q, pos, pos, content=Content(x, x, k))
+        # One query alone: with all of them, methods that read content have n x n numbers.
+        bias = hook(q[:, :, middle], pos[middle], pos, content=Content(x[:, middle], x, k))
         if bias is not None:
-            return site, _middle_row(bias, pos).expand(-1, n_heads, -1)
+            row = bias.to_dense(pos[middle], pos)[:, :, 0]
+            return site, row.expand(-1, n_heads, -1)
         site = next((name for name in ("heads", "input", "value") if name in sites), "")
     if site == "heads":
         ones = torch.ones(1, n_heads, n, d_head)
@@ -133,9 +134,3 @@ def _values(
         assert vectors is not None
         return site, (vectors @ vectors[n // 2] / vectors.shape[-1])[None, None]
     return site, torch.zeros(1, 1, n)
-
-
-def _middle_row(bias: Bias, pos: Int[Tensor, " k"]) -> Float[Tensor, "b h k"]:
-    middle = len(pos) // 2
-    row = bias.rows(middle, middle + 1).to_dense(pos[middle : middle + 1], pos)
-    return row[:, :, 0]
