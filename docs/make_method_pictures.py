@@ -32,7 +32,7 @@ def draw(name: str) -> Figure:
     shape = {"n_heads": HEADS, "d_head": D_HEAD}
     curves = curves_of(new(name, 2 * REACH + 1), name=name, reach=REACH, **shape)
     matrix = position_matrix(new(name, LENGTH), length=LENGTH, **shape)[0]
-    figure = Figure(figsize=(7.4, 2.75), layout="constrained")
+    figure = Figure(figsize=(6.4, 2.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.65, 1))
     draw_panel(left, curves, head_colors(HEADS))
     title(left, curves.quantity, told(curves))
@@ -56,8 +56,8 @@ def told(curves: LagCurves) -> str:
     alike = torch.allclose(
         curves.mean, curves.mean[:1].expand_as(curves.mean), equal_nan=True
     )
-    heads = "the same for all heads" if alike else "four heads, the first darkest"
-    return heads if curves.spread is None else f"{heads}; grey: spread over random content"
+    heads = "all heads alike" if alike else "four heads, dark to light"
+    return heads if curves.spread is None else "grey: over random content"
 
 
 def draw_matrix(axes: Axes, matrix: torch.Tensor) -> None:

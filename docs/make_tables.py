@@ -4,7 +4,7 @@
     python docs/make_tables.py --check   exit with 1 if a file is out of date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is the function in
-docs/tables that makes it of what is stored in `results`. One whose results are not there says so,
+docs/tables that makes it of what is stored in `results`, or NAME of METHOD on a method's page. One whose results are not there says so,
 or is left out with its heading.
 """
 
@@ -13,16 +13,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, glue, gpu, lm, lm_cost, methods, minilm, model_cost
+from tables import cpu, criteria, glue, gpu, lm, lm_cost, method_pages, methods, minilm, model_cost
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- table: (\w+)(?: of (\w+))? -->\n).*?(<!-- end of table -->)", re.DOTALL
+)
 TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     table.__name__: table
     for table in (
         methods.methods,
-        methods.method_pages,
+        method_pages.method_index,
         minilm.minilm,
         minilm.minilm_windows,
         minilm.minilm_fits,
@@ -56,17 +58,29 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         criteria.notes,
     )
 }
+OF_A_METHOD: dict[str, Callable[[ResultsFolder, str], str]] = {
+    table.__name__: table
+    for table in (
+        method_pages.method_facts,
+        method_pages.method_measured,
+        method_pages.method_definition,
+    )
+}
 
 
 def filled(text: str, stored: ResultsFolder) -> str:
     """The text with every table made anew."""
-    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]](stored) + block[3], text)
+
+    def made(name: str, method: str | None) -> str:
+        return TABLES[name](stored) if method is None else OF_A_METHOD[name](stored, method)
+
+    return BLOCK.sub(lambda block: block[1] + made(block[2], block[3]) + block[4], text)
 
 
 def main() -> int:
     """Write, or check, every Markdown file that has a table."""
     out_of_date = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         text = path.read_text(encoding="utf-8")
         new = filled(text, ResultsFolder(ROOT))
         if new != text:

@@ -1,4 +1,4 @@
-"""The methods: a table of all, and a section for each from its docstring."""
+"""The methods: a table of all, and each spelled out."""
 
 import inspect
 import json
@@ -23,14 +23,9 @@ def methods(stored: ResultsFolder) -> str:
         what = entry["summary"].rstrip(".").replace("|", r"\|")
         count = "" if entry["parameters"] is None else f"{entry['parameters']:,}"
         rows.append(
-            f"| `{entry['name']}` | {what} | {sites}{causal} | {count} | {_links(entry['paper'])} |"
+            f"| `{entry['name']}` | {what} | {sites}{causal} | {count} | {links(entry['paper'])} |"
         )
     return "\n".join(rows) + "\n"
-
-
-def method_pages(stored: ResultsFolder) -> str:
-    """A section for each method: its docstring without the example, and its options."""
-    return "\n".join(_section(name) for name in METHODS)
 
 
 def spec_with_defaults(name: str) -> str:
@@ -41,27 +36,7 @@ def spec_with_defaults(name: str) -> str:
     return f"{name}:{','.join(options)}" if options else name
 
 
-def _section(name: str) -> str:
-    cls = METHODS[name]
-    module = sys.modules[cls.__module__]
-    summary = (module.__doc__ or "").strip()
-    formula, *rest = (inspect.getdoc(cls) or "").split("\n\n")
-    sites = ", ".join(cls.sites()) or "none"
-    facts = [f"Sites: {sites}"]
-    facts += ["causal attention only"] * cls.causal_only
-    facts += ["one instance for all layers"] * cls.shared_by_layers
-    facts += [_links(cls.paper)] if _links(cls.paper) else []
-    lines = [f"### {name}", "", summary, "", "```text", formula, "```", ""]
-    for paragraph in rest:
-        if paragraph.lstrip().startswith(">>>"):
-            continue
-        listed = re.search(r"\S {2,}\S", paragraph)  # columns, which prose would run together
-        lines += ["```text", paragraph, "```", ""] if listed else [paragraph, ""]
-    lines += [f"With its defaults: `{spec_with_defaults(name)}`. {'; '.join(facts)}.", ""]
-    return "\n".join(lines)
-
-
-def _links(paper: str) -> str:
+def links(paper: str) -> str:
     """The arXiv numbers as links; the authors stand in the summary."""
     numbers = re.findall(r"arXiv:(\d{4}\.\d{4,5})", paper)
     return ", ".join(f"[{n}](https://arxiv.org/abs/{n})" for n in numbers)
