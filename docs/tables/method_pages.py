@@ -47,7 +47,8 @@ def method_facts(stored: ResultsFolder, name: str) -> str:
         f"at {LONG:,} tokens": _runs_as(name),
         "paper": _paper(found.paper),
     }
-    return f"{picture}\n\n{_table(['', ''], [[key, text] for key, text in facts.items()])}"
+    first, *others = ([key, text] for key, text in facts.items())
+    return f"{picture}\n\n{_table(first, others)}"
 
 
 def method_definition(stored: ResultsFolder, name: str) -> str:
@@ -56,6 +57,7 @@ def method_definition(stored: ResultsFolder, name: str) -> str:
     formula, *rest = found.description.split("\n\n")
     lines = ["```text", formula, "```", ""]
     for paragraph in rest:
+        paragraph = re.sub(r"docs/(\w+\.md)", r"[\1](../\1)", paragraph)
         listed = re.search(r"\S {2,}\S", paragraph)  # columns, which prose would run together
         lines += ["```text", paragraph, "```", ""] if listed else [paragraph, ""]
     if not found.options:
