@@ -13,7 +13,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, glue, gpu, lm, lm_cost, methods, minilm, model_cost
+from tables import (
+    commands,
+    cpu,
+    criteria,
+    first_screen,
+    glue,
+    gpu,
+    lm,
+    lm_cost,
+    methods,
+    minilm,
+    model_cost,
+)
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +33,8 @@ BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DO
 TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     table.__name__: table
     for table in (
+        first_screen.first_numbers,
+        commands.commands,
         methods.methods,
         methods.method_pages,
         minilm.minilm,
