@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tables import (
+    choosing,
     commands,
     cpu,
     criteria,
@@ -35,6 +36,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     for table in (
         first_screen.first_numbers,
         commands.commands,
+        choosing.choosing,
         methods.methods,
         methods.method_pages,
         minilm.minilm,
