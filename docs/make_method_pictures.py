@@ -53,9 +53,7 @@ def new(name: str, length: int) -> PositionMethod:
 
 def told(curves: LagCurves) -> str:
     """How many curves there are, and whether content changes them."""
-    alike = torch.allclose(
-        curves.mean, curves.mean[:1].expand_as(curves.mean), equal_nan=True
-    )
+    alike = torch.allclose(curves.mean, curves.mean[:1].expand_as(curves.mean), equal_nan=True)
     heads = "all heads alike" if alike else "four heads, dark to light"
     return heads if curves.spread is None else "grey: over random content"
 

@@ -4,8 +4,8 @@
     python docs/make_tables.py --check   exit with 1 if a file is out of date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is the function in
-docs/tables that makes it of what is stored in `results`, or NAME of METHOD on a method's page. One whose results are not there says so,
-or is left out with its heading.
+docs/tables that makes it of what is stored in `results`; on the page of a method, NAME of METHOD.
+One whose results are not there says so, or is left out with its heading.
 """
 
 import re
@@ -13,18 +13,31 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tables import cpu, criteria, glue, gpu, lm, lm_cost, method_pages, methods, minilm, model_cost
+from tables import (
+    choosing,
+    commands,
+    cpu,
+    criteria,
+    first_screen,
+    glue,
+    gpu,
+    lm,
+    lm_cost,
+    methods,
+    minilm,
+    model_cost,
+)
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(
-    r"(<!-- table: (\w+)(?: of (\w+))? -->\n).*?(<!-- end of table -->)", re.DOTALL
-)
+BLOCK = re.compile(r"(<!-- table: (\w+)(?: of (\w+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     table.__name__: table
     for table in (
-        methods.methods,
-        method_pages.method_index,
+        first_screen.first_numbers,
+        commands.commands,
+        choosing.choosing,
+        methods.method_index,
         minilm.minilm,
         minilm.minilm_windows,
         minilm.minilm_fits,
@@ -61,9 +74,9 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
 OF_A_METHOD: dict[str, Callable[[ResultsFolder, str], str]] = {
     table.__name__: table
     for table in (
-        method_pages.method_facts,
-        method_pages.method_measured,
-        method_pages.method_definition,
+        methods.method_facts,
+        methods.method_measured,
+        methods.method_definition,
     )
 }
 

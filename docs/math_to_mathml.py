@@ -16,4 +16,6 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def _formula(latex: str) -> str:
-    return f'<div style="overflow-x: auto; padding: 0.3em 0">{convert(latex, display="block")}</div>'
+    return (
+        f'<div style="overflow-x: auto; padding: 0.3em 0">{convert(latex, display="block")}</div>'
+    )
