@@ -5,7 +5,8 @@
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is the function in
 docs/tables that makes it of what is stored in `results`. On the page of a method, or of a package
-of the API, it is `<!-- table: NAME of PAGE -->`. One whose results are not there says so, or is left out with its heading.
+of the API, it is `<!-- table: NAME of PAGE -->`. One whose results are not there says so, or is
+left out with its heading.
 """
 
 import re

@@ -29,8 +29,8 @@ def method_index(stored: ResultsFolder) -> str:
         sites = ", ".join(found.sites) or "none"
         causal = " (causal only)" if found.causal_only else ""
         count = f"{found.parameters:,}"
-        rows.append([f"[`{name}`]({name}.md)", what, sites + causal, count, _links(found.paper)])
-    return _table(["method", "what it is", "sites", "parameters", "paper"], rows)
+        rows.append([f"[`{name}`]({name}.md)", what, sites + causal, count])
+    return _table(["method", "what it is", "sites", "parameters"], rows)
 
 
 def method_facts(stored: ResultsFolder, name: str) -> str:
@@ -99,12 +99,6 @@ def _runs_as(name: str) -> str:
     described = describe(name, length=LONG, device="cuda", dtype=torch.bfloat16, causal=True)
     terms = (term.replace("|", r"\|") for term in described.terms)
     return "; ".join([*terms, f"on a GPU run by `{described.explanation.chosen}`"])
-
-
-def _links(paper: str) -> str:
-    """The arXiv numbers as links; the authors stand in the summary."""
-    numbers = re.findall(r"arXiv:(\d{4}\.\d{4,5})", paper)
-    return ", ".join(f"[{n}](https://arxiv.org/abs/{n})" for n in numbers)
 
 
 def _paper(paper: str) -> str:
