@@ -50,7 +50,6 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         gpu.gpu,
         gpu.gpu_short,
         lm.lm_losses,
-        lm.lm_short,
         lm.lm_paired,
         lm.lm_far,
         lm.lm_long,
