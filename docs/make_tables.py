@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         lm_cost.lm_alone,
         lm_cost.units_cost,
         criteria.criteria,
+        criteria.criteria_findings,
         criteria.rules,
         criteria.differences,
         criteria.notes,
