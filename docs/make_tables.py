@@ -4,8 +4,8 @@
     python docs/make_tables.py --check   exit with 1 if a file is out of date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is the function in
-docs/tables that makes it of what is stored in `results`. One whose results are not there says so,
-or is left out with its heading.
+docs/tables that makes it of what is stored in `results`; on the page of a method, NAME of METHOD.
+One whose results are not there says so, or is left out with its heading.
 """
 
 import re
@@ -30,15 +30,14 @@ from tables import (
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (\w+)(?: of (\w+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     table.__name__: table
     for table in (
         first_screen.first_numbers,
         commands.commands,
         choosing.choosing,
-        methods.methods,
-        methods.method_pages,
+        methods.method_index,
         minilm.minilm,
         minilm.minilm_windows,
         minilm.minilm_fits,
@@ -74,17 +73,29 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         criteria.notes,
     )
 }
+OF_A_METHOD: dict[str, Callable[[ResultsFolder, str], str]] = {
+    table.__name__: table
+    for table in (
+        methods.method_facts,
+        methods.method_measured,
+        methods.method_definition,
+    )
+}
 
 
 def filled(text: str, stored: ResultsFolder) -> str:
     """The text with every table made anew."""
-    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]](stored) + block[3], text)
+
+    def made(name: str, method: str | None) -> str:
+        return TABLES[name](stored) if method is None else OF_A_METHOD[name](stored, method)
+
+    return BLOCK.sub(lambda block: block[1] + made(block[2], block[3]) + block[4], text)
 
 
 def main() -> int:
     """Write, or check, every Markdown file that has a table."""
     out_of_date = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         text = path.read_text(encoding="utf-8")
         new = filled(text, ResultsFolder(ROOT))
         if new != text:
