@@ -46,9 +46,10 @@ $(MODEL): $(INSTALLED)
 demo: $(MODEL)
 	@$(BIN)/whence demo --out $(OUT)
 
-# Strict: a broken link, or a page that the navigation lacks, is an error.
+# Strict: a broken link, or a page that the navigation lacks, is an error (with --quiet none would be).
 docs: $(INSTALLED)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(OUT)/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site >$(VENV)/.docs 2>&1 || { \
+	  grep -v '^INFO' $(VENV)/.docs >&2; exit 1; }
 	@echo "$(OUT)/site/index.html; for the search: python -m http.server -d $(OUT)/site"
 
 lint: $(INSTALLED)

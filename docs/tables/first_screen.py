@@ -1,4 +1,4 @@
-"""The numbers of the README's first screen: what TISA costs at 16,384 tokens, and what it gains."""
+"""The numbers of the first screen: what TISA costs at 16,384 tokens, and what it gains."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def losses(stored: ResultsFolder, corpus: str = "python") -> dict[str, dict[int,
 
 
 def first_numbers(stored: ResultsFolder) -> str:
-    """The two paragraphs below the README's picture."""
+    """The two paragraphs below the first picture."""
     return _cost_told(stored) + _loss_told(stored)
 
 
@@ -65,7 +65,7 @@ def _cost_told(stored: ResultsFolder) -> str:
         f"- **Cost.** TISA with its gradients at {TOKENS:,} tokens takes {_amount(ours)}. Eager "
         f"attention with the same bias takes {_amount(eager)}; FlashAttention-2, which has no "
         f"bias, takes {_amount(flash)}. One layer of 12 heads of 64 on an {machine['gpu']}, commit "
-        f"{machine['commit']}. {start_told(stored)} [More](docs/benchmarks.md)\n"
+        f"{machine['commit']}. {start_told(stored)}\n"
     )
 
 
@@ -79,8 +79,7 @@ def _loss_told(stored: ResultsFolder) -> str:
         f"- **Loss.** After training at {home} tokens TISA's loss is {tisa[home].mean:.2f} nats "
         f"and RoPE's {rope[home].mean:.2f}. At {far:,} tokens, {far // home} times the length, "
         f"TISA's is {tisa[far].mean:.2f} and RoPE's {rope[far].mean:.2f}. Small models on Python "
-        f"source, 3 seeds; the lead at {home} tokens shrinks with longer training. "
-        "[How sure this is](docs/choosing.md#how-sure)\n"
+        f"source, 3 seeds; the lead at {home} tokens shrinks with longer training.\n"
     )
 
 

@@ -78,29 +78,6 @@ def _cell(row: Row | None, place: int, rows: dict[str, Row]) -> str:
     return f"**{text}**" if found.mean == min(others) else text
 
 
-def lm_short(stored: ResultsFolder) -> str:
-    """TISA, T5 and RoPE in one sentence each, for the README."""
-    runs = _runs(stored, MAIN)
-    if runs is None:
-        return MISSING.format(COMMAND)
-    names, shown = ("tisa", "t5", "rope"), ("python", "python_masked")
-    home, far = _lengths(runs["python"])
-    lines = _head(
-        ["loss in nats", *(f"{MAIN[x]}, {n:,} tokens" for x in shown for n in (home, far))]
-    )
-    for method in names:
-        rows = [{row.method: row for row in ranked(runs[name])}[method] for name in shown]
-        cells = [loss_text(x) for row in rows for x in (row.scratch[0], row.scratch[-1])]
-        lines.append(_line([f"`{method}`", *cells]))
-    config = runs["python"].config
-    told = (
-        f"Trained at {home} tokens, {config['n_layers']} layers of width {config['d_model']}, each "
-        f"at its best of three rates, {_seeds(runs)} seeds. The lead at {home} tokens shrinks with "
-        "longer training; [how sure this is](docs/lm_results.md)."
-    )
-    return "\n".join([*lines, "", told]) + "\n"
-
-
 def lm_paired(stored: ResultsFolder) -> str:
     """The loss of each method less that of RoPE with the same seed."""
     runs = _runs(stored, MAIN)

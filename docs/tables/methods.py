@@ -139,7 +139,7 @@ def _language(stored: ResultsFolder, name: str) -> str:
         return "It was not part of our [comparison on language modelling](../lm_results.md).\n"
     told = (
         "Nats a token, mean ± standard deviation over 3 seeds, a model of 5 million parameters "
-        "trained at 512 tokens. [How sure this is](../lm_results.md#how-sure)."
+        "trained at 512 tokens. [How sure this is](../choosing.md#how-sure)."
     )
     titles = ["trained on", "loss at 512", "at 8,192", "less RoPE at 512", "rank at 512"]
     return f"{_table(titles, lines)}\n{told}\n"
