@@ -2,14 +2,12 @@
 
 import inspect
 import re
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tables.criteria import MARKS
-from tables.lm import MAIN
+from tables.lm import MAIN, language
 from tables.results_folder import ResultsFolder
 from whence.analysis import Entry, describe, entry
 from whence.analysis.lm_results import Language, Row, ranked
@@ -131,9 +129,9 @@ def _why(cell: dict[str, Any]) -> str:
 def _language(stored: ResultsFolder, name: str) -> str:
     lines = []
     for corpus, title in MAIN.items():
-        run = _run(stored.path(f"lm/{corpus}/lm.json"))
-        rows = {row.method.partition(":")[0]: row for row in ranked(run)}
-        if name in rows:
+        run = language(stored, corpus)
+        rows = {} if run is None else {row.method.partition(":")[0]: row for row in ranked(run)}
+        if run is not None and name in rows:
             lines.append([title, *_losses(run, rows, name)])
     if not lines:
         return "It was not part of our [comparison on language modelling](../lm_results.md).\n"
@@ -143,11 +141,6 @@ def _language(stored: ResultsFolder, name: str) -> str:
     )
     titles = ["trained on", "loss at 512", "at 8,192", "less RoPE at 512", "rank at 512"]
     return f"{_table(titles, lines)}\n{told}\n"
-
-
-@cache
-def _run(path: Path) -> Language:
-    return Language.load(path)
 
 
 def _losses(run: Language, rows: dict[str, Row], name: str) -> list[str]:
