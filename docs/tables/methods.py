@@ -44,7 +44,11 @@ def method_facts(stored: ResultsFolder, name: str) -> str:
         "paper": _paper(found.paper),
     }
     first, *others = ([key, text] for key, text in facts.items())
-    return f"{picture}\n\n{_table(first, others)}"
+    told = (
+        "*Before any training: four heads at each lag, and the first of them for 36 positions, "
+        "coloured over its own range.*"
+    )
+    return f"{picture}\n\n{told}\n\n{_table(first, others)}"
 
 
 def method_definition(stored: ResultsFolder, name: str) -> str:
