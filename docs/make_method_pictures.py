@@ -13,6 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tables.methods import BEGIN_AT_ZERO
 from whence.analysis import LagCurves, position_matrix
 from whence.analysis.lag_curves import curves_of
 from whence.method import PositionMethod
@@ -24,7 +25,6 @@ from whence.report.style import ATTENTION, AXIS, FAINT, LAG, title
 FOLDER = Path(__file__).resolve().parent / "methods"
 HEADS, D_HEAD, REACH = 4, 32, 64
 LENGTH = 36  # of the matrix: a square, for the methods of images
-BEGIN_AT_ZERO = ("cope",)  # the page of such a method says that the picture is not its start
 
 
 def draw(name: str) -> Figure:
