@@ -55,7 +55,8 @@ def _whence(arguments: list[str]) -> str | None:
         return f"there is no command {name}"
     if any(x.startswith("[") or x.isupper() for x in rest):
         return None  # a form to be filled in
-    context = command.make_context(name, rest or ["--help"], resilient_parsing=not rest)
+    given = [*rest] or ["--help"]  # a copy: the parser empties it
+    context = command.make_context(name, given, resilient_parsing=not rest)
     specs = str(context.params.get("methods") or context.params.get("to") or "")
     method = context.params.get("method")
     for spec in filter(None, [*re.split(r",(?=[a-z_0-9]+(?:[:+,]|$))", specs), method]):
