@@ -62,7 +62,7 @@ def _cell(record: dict[str, Any]) -> str:
     text += f", {record['cost']:+.1%}"
     if record["limit"] is None:
         return text
-    return f"{text} ({'held' if record['held'] else 'missed'}: at most {record['limit']:.0%})"
+    return f"{text} (≤ {record['limit']:.0%} {'held' if record['held'] else 'missed'})"
 
 
 def cost_findings(stored: ResultsFolder) -> str:

@@ -102,6 +102,7 @@ def test_every_command_of_a_page_is_understood_and_prints_what_it_says(
         ("whence lm --methods tisa --dta text.txt", "No such option: --dta"),
         ("whence lm --methods tisa:colour=3,t5 --data text.txt", "colour"),
         ("whence explain tisa+alibbi", "alibbi"),
+        ("whence methods tissa", "tissa"),
         ("make tests", "no target"),
         ("python docs/make_tabels.py", "there is no docs/make_tabels.py"),
         ("python docs/make_tables.py --chek", "knows no ['--chek']"),

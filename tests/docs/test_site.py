@@ -44,7 +44,7 @@ def test_a_link_leads_to_the_same_file_in_the_repository_and_in_the_site() -> No
 
 
 def test_files_outside_docs_that_pages_link_to_are_found() -> None:
-    assert "results/lm/python/length.png" in site_links.targets("docs/choosing.md")
+    assert "results/lm/python/length.png" in site_links.targets("docs/lm_results.md")
     assert "docs/own_method.md" in site_links.targets("CONTRIBUTING.md")
 
 
