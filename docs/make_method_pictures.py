@@ -31,7 +31,7 @@ def draw(name: str) -> Figure:
     """Curves on the left, for every head; on the right the matrix of the first head."""
     shape = {"n_heads": HEADS, "d_head": D_HEAD}
     curves = curves_of(new(name, 2 * REACH + 1), name=name, reach=REACH, **shape)
-    matrix = position_matrix(new(name, LENGTH), length=LENGTH, **shape)[0]
+    matrix = position_matrix(new(name, LENGTH), n=LENGTH, **shape)[1][0]
     figure = Figure(figsize=(6.4, 2.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.65, 1))
     draw_panel(left, curves, head_colors(HEADS))
