@@ -102,10 +102,10 @@ def position_matrix(
 
     Content, where a method looks at it, is one draw of normal content; `causal` has no lags > 0.
 
-        >>> from whence import build
-        >>> position_matrix(build("alibi", n_heads=8, d_head=4), n_heads=8, d_head=4, n=2)[1][0]
-        tensor([[-0.0000, -0.5000],
-                [-0.5000, -0.0000]])
+        >>> alibi = build("alibi", n_heads=8, d_head=4)
+        >>> site, matrix = position_matrix(alibi, n_heads=8, d_head=4, n=3)
+        >>> site, matrix[0, 0, 1:].tolist()
+        ('score', [-0.5, -1.0])
     """
     at_least(1, n_heads=n_heads, d_head=d_head, n=n)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
