@@ -15,6 +15,7 @@ from whence.methods import CONTEXT, METHODS, counts_once
 from whence.report.lm_table import NONE, loss_text
 
 LONG = 8192  # tokens of the call that is described
+BEGIN_AT_ZERO = ("cope",)  # drawn with parameters from N(0, 1)
 NUMBERS = {"parameters", "loss at 512", "at 8,192", "less RoPE at 512", "rank at 512"}
 
 
@@ -34,7 +35,10 @@ def method_index(stored: ResultsFolder) -> str:
 def method_facts(stored: ResultsFolder, name: str) -> str:
     """Its picture, and where it enters, what it costs and what attention makes of it."""
     found, cls = entry(name), METHODS[name]
-    picture = f"![Lag curves of {name} before training, and its first head as a matrix]({name}.svg)"
+    picture = f"![Lag curves of {name}, and its first head as a matrix]({name}.svg)"
+    start = "Before any training"
+    if name in BEGIN_AT_ZERO:
+        start = "It begins at zero; here its parameters are drawn from N(0, 1)"
     facts = {
         "in a text": f"`{_shortest(found)}`",
         "sites": (", ".join(found.sites) or "none")
@@ -45,8 +49,8 @@ def method_facts(stored: ResultsFolder, name: str) -> str:
     }
     first, *others = ([key, text] for key, text in facts.items())
     told = (
-        "*Before any training: four heads at each lag, and the first of them for 36 positions, "
-        "coloured over its own range.*"
+        f"*{start}: four heads at each lag, and the first of them for 36 positions, coloured over "
+        "its own range.*"
     )
     return f"{picture}\n\n{told}\n\n{_table(first, others)}"
 

@@ -68,10 +68,11 @@ def test_the_curve_is_a_row_of_the_matrix() -> None:
         curves = lag_curves(name, n_heads=2, d_head=4, reach=5)
         torch.manual_seed(0)
         method = build(name, n_heads=2, d_head=4, max_length=11)
-        matrix = position_matrix(method, n_heads=2, d_head=4, length=11)
+        site, matrix = position_matrix(method, n_heads=2, d_head=4, n=11)
+        assert site == curves.site
         assert matrix.shape == (2, 11, 11)
         torch.testing.assert_close(matrix[:, 5], curves.mean.expand(2, -1))
-    causal = position_matrix(build("xpos", n_heads=2, d_head=4), n_heads=2, d_head=4, length=3)
+    _, causal = position_matrix(build("xpos", n_heads=2, d_head=4), n_heads=2, d_head=4, n=3)
     torch.testing.assert_close(causal.isnan()[0], torch.ones(3, 3).triu(1).bool())
 
 
