@@ -28,6 +28,7 @@ from tables import (
     methods,
     minilm,
     model_cost,
+    shaw_algorithms,
 )
 from tables.results_folder import ResultsFolder
 
@@ -48,6 +49,8 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         cpu.cpu_tisa,
         cpu.cpu_shaw,
         cpu.cpu_bars,
+        shaw_algorithms.shaw_cpu,
+        shaw_algorithms.shaw_gpu,
         gpu.gpu,
         gpu.gpu_short,
         gpu.gpu_findings,
@@ -65,6 +68,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         glue.glue_setting,
         model_cost.model_cost,
         model_cost.cost_findings,
+        model_cost.translation_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         lm_cost.units_cost,

@@ -26,6 +26,7 @@ from whence.cli.lm import lm
 from whence.cli.methods import methods
 from whence.cli.params import params
 from whence.cli.report import report
+from whence.cli.translate import translate
 from whence.cli.tune import tune
 
 # Plain help and errors: they stay greppable, and an error's last line says all of it.
@@ -50,6 +51,7 @@ app.command()(bench)
 app.command()(tune)
 app.command()(lm)
 app.command()(glue)
+app.command()(translate)
 
 
 def _version(wanted: bool) -> bool:

@@ -225,18 +225,24 @@ def test_a_whole_number_as_scale_is_launched_as_a_float() -> None:
 class CompiledKernel:
     """Stands for what Triton compiles: started with addresses, it runs in the interpreter."""
 
+    function = packed_metadata = None
+
     def __init__(self, kernel: Any, groups: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self.kernel, self.groups, self.constants = kernel, groups, constants
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def start(*arguments: Any, stream: int) -> None:
-            given = arguments[: len(self.groups)]
-            names = self.kernel.arg_names[len(self.groups) :]
-            assert list(arguments[len(self.groups) :]) == [self.constants[name] for name in names]
-            groups = [self._filled(*pair) for pair in zip(self.groups, given, strict=True)]
-            self.kernel[grid](*groups, **self.constants)
+            self.run(*grid, stream, *(None,) * 5, *arguments)
 
         return start
+
+    def run(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        arguments = rest[5:]  # after the function, its metadata and what is for hooks
+        given = arguments[: len(self.groups)]
+        names = self.kernel.arg_names[len(self.groups) :]
+        assert list(arguments[len(self.groups) :]) == [self.constants[name] for name in names]
+        groups = [self._filled(*pair) for pair in zip(self.groups, given, strict=True)]
+        self.kernel[x, y, z](*groups, **self.constants)
 
     def _filled(self, group: Any, given: Any) -> Any:
         """A group of arguments with tensors in place of addresses."""
@@ -279,9 +285,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def launched(self: Any, kernel: Any, *rest: Any, **options: Any) -> None:
         launch(self, Compiler(kernel), *rest, **options)
 
-    def run_in_order(self: Any, values: list[Any], tensors: list[Any]) -> None:
+    def run_in_order(self: Any, arguments: list[Any], tensors: list[Any]) -> None:
         for _, step in self._steps:
-            step(values, tensors, 0)
+            step(arguments, tensors, 0)
 
     monkeypatch.setattr(plan.Plan, "__init__", started)
     monkeypatch.setattr(plan.Plan, "launch", launched)
