@@ -148,10 +148,10 @@ def _values(
         q, k = torch.randn(2, draws, n_heads, n, d_head)
         x = torch.randn(draws, n, n_heads * d_head)
         hook = method.logits if site == "replace" else method.score_term
-        bias = hook(q, pos, pos, content=Content(x, x, k))
+        # These queries alone: with all of them, methods that read content have n x n numbers.
+        bias = hook(q[:, :, rows], pos[rows], pos, content=Content(x[:, rows], x, k))
         if bias is not None:
-            dense = bias.rows(rows.start, rows.stop).to_dense(pos[rows], pos)
-            return site, dense.expand(-1, n_heads, -1, -1)
+            return site, bias.to_dense(pos[rows], pos).expand(-1, n_heads, -1, -1)
         site = next((name for name in ("heads", "input", "value") if name in sites), "")
     if site == "heads":
         ones = torch.ones(1, n_heads, n, d_head)
