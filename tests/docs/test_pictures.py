@@ -26,12 +26,12 @@ def check(figure: Figure, committed: Path, folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["alibi", "sinusoidal"])
+@pytest.mark.parametrize("name", ["alibi"])
 def test_the_picture_of_a_method(name: str, tmp_path: Path) -> None:
     check(make_method_pictures.draw(name), DOCS / "methods" / f"{name}.svg", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["regions", "layout", "sums", "short"])
+@pytest.mark.parametrize("name", ["layout", "short"])
 def test_the_pictures_of_the_kernels(name: str, tmp_path: Path) -> None:
     figure = getattr(make_kernel_pictures, name)()
     check(figure, DOCS / f"fused_{name}.svg", tmp_path)
