@@ -4,13 +4,15 @@
 
 The models are those of model_cost.py. Each method and length has a process of its own. They compile
 side by side and wait; then one at a time runs its turns while all others are idle. Printed for each
-mode: milliseconds a step, as people train; the host's milliseconds, which are those until a single
-step is launched; the GPU's, which are the sum of all kernels; how many launches there are; and
-the kernels that take most of the time. With `--stacks N` the host's time by Python function, too.
+mode: milliseconds a step, as people train, and without Python's garbage collection; the host's
+milliseconds, which are those until a single step is launched; the GPU's, which are the sum of all
+kernels; how many launches there are; and the kernels that take most of the time. With `--stacks N`
+the host's time by Python function, too.
 """
 
 import argparse
 import cProfile
+import gc
 import io
 import pstats
 import sys
@@ -27,7 +29,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lm_clock import forget, waited
-from model_cost import METHODS, PAUSE, TRIES, Size, Trained, split_methods
+from model_cost import STUDY, Size, language_model
+from training_turns import PAUSE, TRIES, Trained, split_methods
 from whence.bench.session import first_line
 from whence.files import write_json
 
@@ -86,10 +89,16 @@ def measure(trained: Trained, mode: str, device: str, stacks: int) -> Record:
 
     step()
     turns = [trained.turn(mode, TURN) for _ in range(TURNS)]
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    uncollected = [trained.turn(mode, TURN) for _ in range(TURNS)]
+    gc.enable()
     host = 1e3 * host_seconds(step, device)
     kernels = kernels_of(step, device)
     return {
         "turns": turns,
+        "turns_without_gc": uncollected,
         "host_ms": host,
         "gpu_ms": sum(ms for _, _, ms in kernels),
         "launches": sum(count for _, count, _ in kernels),
@@ -107,7 +116,7 @@ def work(
     trained: Any = None
     for attempt in range(TRIES):
         try:
-            trained = Trained(method, size, n, device)
+            trained = language_model(method, n, size, device)
             for mode in modes:
                 for _ in range(3):
                     trained.step(mode)
@@ -127,9 +136,12 @@ def work(
 
 
 def told(method: str, n: int, mode: str, found: Record, top: int) -> str:
+    turns, uncollected = (
+        ", ".join(f"{x:.2f}" for x in found[name]) for name in ("turns", "turns_without_gc")
+    )
     lines = [
-        f"== n = {n:,} {mode} {method}: {median(found['turns']):.2f} ms a step "
-        f"({', '.join(f'{x:.2f}' for x in found['turns'])}), host {found['host_ms']:.2f}, "
+        f"== n = {n:,} {mode} {method}: {median(found['turns']):.2f} ms a step ({turns}; without "
+        f"garbage collection {uncollected}), host {found['host_ms']:.2f}, "
         f"GPU {found['gpu_ms']:.2f} in {found['launches']} launches"
     ]
     for name, count, ms in found["kernels"][:top]:
@@ -140,7 +152,7 @@ def told(method: str, n: int, mode: str, found: Record, top: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="512,2048")
-    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--methods", default=STUDY.methods)
     parser.add_argument("--modes", default="called,compiled", help="and reduce-overhead")
     parser.add_argument("--top", type=int, default=12, help="kernels to print")
     parser.add_argument("--stacks", type=int, default=0, help="Python functions to print")

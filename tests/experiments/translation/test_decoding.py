@@ -42,7 +42,7 @@ def sources(n: int) -> list[list[int]]:
 
 @torch.no_grad()
 def searched(model: Any, source: list[int], *, beams: int, penalty: float) -> list[int]:
-    """The best translation, one hypothesis at a time, without a cache.
+    """The best translation, without a cache.
 
     A hypothesis of n tokens with a sum of log-probabilities of s has the score s / n**penalty. In
     each step all running ones are extended by every token. Of the best 2 x beams of them those that
@@ -53,11 +53,13 @@ def searched(model: Any, source: list[int], *, beams: int, penalty: float) -> li
     running: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[tuple[float, list[int]]] = []
     for n in range(1, limit + 1):
+        ids = torch.tensor([[PAD_ID, *tokens] for _, tokens in running])
+        sources = torch.tensor([source] * len(running))
+        logits = model(sources, decoder_input_ids=ids, use_cache=False).logits[:, -1]
         longer = []
-        for total, tokens in running:
-            ids = torch.tensor([[PAD_ID, *tokens]])
-            logits = model(torch.tensor([source]), decoder_input_ids=ids, use_cache=False).logits
-            chances = logits[0, -1].log_softmax(dim=-1).tolist()
+        for (total, tokens), chances in zip(
+            running, logits.log_softmax(dim=-1).tolist(), strict=True
+        ):
             allowed = [END_ID] if n == limit else range(PAD_ID + 1, len(chances))
             longer += [(total + chances[token], [*tokens, token]) for token in allowed]
         best = sorted(longer, reverse=True)[: 2 * beams]

@@ -38,7 +38,8 @@ class WeightAverage(TrainerCallback):  # type: ignore[misc]
             return
         found = {name: p.detach().float() for name, p in kwargs["model"].named_parameters()}
         if self.sums:
-            torch._foreach_add_(list(self.sums.values()), list(found.values()))
+            sums = [self.sums[name] for name in found]  # those of a file come in another order
+            torch._foreach_add_(sums, list(found.values()))
         else:
             self.sums = {name: value.clone() for name, value in found.items()}
         self.count += 1

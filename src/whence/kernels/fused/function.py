@@ -7,7 +7,7 @@ torch.compile the call is the operator whence::lag_attention, which the compiler
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
@@ -37,7 +37,7 @@ from whence.kernels.fused.split import far_attention, far_gradients, near_number
 from whence.kernels.fused.tiles import TILES, TileSet
 
 N_GIVEN, N_KEPT, N_FAR = len(Given._fields), len(Kept._fields), 4
-NOTHING_FAR = (None,) * N_FAR
+NOTHING_FAR, NOTHING_ELSEWHERE = (None,) * N_FAR, (None,) * 6
 
 
 def lag_attention(given: Given, call: Call) -> Tensor:
@@ -109,9 +109,14 @@ class Ready:
     def gradients(self, d_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """The gradient of each tensor of the call, from what `saved` returned."""
         fields = self._saved((None, *saved))
-        signature = ("gradients", self, lies(d_out), *map(lies, saved))
-        given, results = Given(*fields[:N_GIVEN]), fields[N_GIVEN:]
-        found = gradients(signature, d_out, given, results, self.call, self.wanted)
+        signature = ("gradients", self, d_out.is_neg(), lies(d_out), *map(lies, saved))
+        plan = PLANS.get(signature)
+        if plan is not None:
+            found = plan.run((d_out, *fields, *NOTHING_ELSEWHERE))
+        else:
+            found, plan = gradients(d_out, fields, self.call, self.wanted)
+            if plan is not None:
+                PLANS.keep(signature, plan)
         of_tensors: tuple[Tensor | None, ...] = self._gradients((*found, None))
         return of_tensors
 
@@ -152,41 +157,35 @@ def attended(given: Given, call: Call, *, recorded: bool) -> tuple[Any, ...]:
 
 
 def gradients(
-    signature: Hashable,
-    d_out: Tensor,
-    given: Given,
-    saved: Sequence[Any],
-    call: Call,
-    wanted: Wanted,
-) -> Sequence[Tensor | None]:
+    d_out: Tensor, fields: Sequence[Any], call: Call, wanted: Wanted
+) -> tuple[Sequence[Tensor | None], Plan | None]:
     """The gradients of a call's tensors, in the order of `Given`; None for a tensor without one.
 
-    The signature holds how all tensors lie, and what else the plan depends on.
+    The fields are those of `Given` and what `attended` returned. With the gradients comes their
+    plan, unless it needs other tensors than these.
     """
-    if d_out.is_neg():  # kernels read raw memory
-        d_out, signature = d_out.resolve_neg(), None
-    plan = PLANS.get(signature)
-    if plan is not None:
-        found: Sequence[Tensor | None] = plan.run((d_out, *given, *saved, *(None,) * 6))
-        return found
-    kept, tokens = Kept(*saved[:N_KEPT]), by_token(given.q)
+    given, kept, far = Given(*fields[:N_GIVEN]), Kept(*fields[N_GIVEN:-N_FAR]), fields[-N_FAR:]
+    tokens, residual = by_token(given.q), kept.out_residual
     # Hooks on saved tensors (as for offloading) may have returned copies with other strides.
-    out, residual = packed(kept.out, tokens), kept.out_residual
+    out = packed(kept.out, tokens)
     residual = residual if residual is None else packed(residual, tokens)
-    rows = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    rows = d_out.resolve_neg()  # kernels read raw memory
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     as_they_are = out is kept.out and residual is kept.out_residual and rows is d_out
     kept = kept._replace(out=out, out_residual=residual)
-    elsewhere: Sequence[Tensor | None] = (None,) * 6
+    elsewhere: Sequence[Tensor | None] = NOTHING_ELSEWHERE
     if call.numbers.far:
         inputs = given.inputs
         inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
         parts = far_gradients(rows, given.q, given.k, given.v, out, kept.lse, inputs, call.numbers)
         elsewhere = (*parts.left, *(parts.right or (None,) * 3))
-    tensors = (rows, *given, *kept, *saved[N_KEPT:], *elsewhere)
-    if signature is None or call.numbers.far or not as_they_are:
-        signature = ("backward", call, wanted, *map(lies, tensors))
+    tensors = (rows, *given, *kept, *far, *elsewhere)
     make = functools.partial(backward_plan, slots_of(tensors), call, given.q.device, wanted)
-    return PLANS.find(signature, make).run(tensors)
+    if as_they_are and not call.numbers.far:
+        plan = make()
+        return plan.run(tensors), plan
+    plan = PLANS.find(("backward", call, wanted, *map(lies, tensors)), make)
+    return plan.run(tensors), None
 
 
 def forward_plan(
@@ -333,23 +332,24 @@ def _forward_op(*arguments: Any) -> list[Tensor]:
 
 @torch.library.impl(_BACKWARD, ("cpu", "cuda"))
 def _backward_op(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    numbers, needs = arguments[N_GIVEN:-1], tuple(arguments[-1])
-    tensors = (d_out, *saved, *arguments[:N_GIVEN])
-    signature = ("operator's gradients", numbers, needs, *map(lies, tensors))
-    given = Given(*arguments[:N_GIVEN])
-    call, wanted, there = PLANS.find((signature, "parts"), lambda: _parts(given, numbers, needs))
-    kept = iter(saved)
-    results = [next(kept) if x else None for x in there]
-    return _there(gradients(signature, d_out, given, results, call, wanted))
-
-
-def _parts(
-    given: Given, numbers: Sequence[Any], needs: Sequence[bool]
-) -> tuple[Call, Wanted, tuple[bool, ...]]:
-    """The call, the gradients that are asked for, and which results of forward are there."""
+    given, numbers, needs = arguments[:N_GIVEN], arguments[N_GIVEN:-1], tuple(arguments[-1])
+    every = (d_out, *given, *saved)
+    signature = ("operator's gradients", numbers, needs, d_out.is_neg(), *map(lies, every))
+    known = PLANS.get(signature)
+    if known is not None:
+        plan, fields = known
+        return _there(plan.run((d_out, *fields((None, *every)), *NOTHING_ELSEWHERE)))
     call = Call.from_flat(numbers)
-    results = kept_like(given, call, recorded=True)
-    return call, wanted_of(given, call, Given(*needs)), tuple([x is not None for x in results])
+    places = itertools.count(2 + N_GIVEN)
+    of_results = [
+        0 if x is None else next(places) for x in kept_like(Given(*given), call, recorded=True)
+    ]
+    fields = itemgetter(*range(2, 2 + N_GIVEN), *of_results)  # of (None, *every)
+    wanted = wanted_of(Given(*given), call, Given(*needs))
+    found, plan = gradients(d_out, fields((None, *every)), call, wanted)
+    if plan is not None:
+        PLANS.keep(signature, (plan, fields))
+    return _there(found)
 
 
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
