@@ -48,6 +48,13 @@ def test_files_outside_docs_that_pages_link_to_are_found() -> None:
     assert "docs/own_method.md" in site_links.targets("CONTRIBUTING.md")
 
 
+def test_make_docs_does_not_silence_the_warnings_that_it_counts() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ndocs:")[2]
+    (command,) = re.findall(r"mkdocs build[^>]*", recipe)
+    assert "--strict" in command
+    assert "--quiet" not in command  # with it mkdocs counts no warning, and every build succeeds
+
+
 @pytest.mark.slow  # `make docs` builds it too
 def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     from mkdocs.commands.build import build
