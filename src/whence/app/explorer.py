@@ -12,8 +12,8 @@ from whence.analysis.minilm import model_folder
 from whence.app.methods_view import (
     Choice,
     drawn,
+    form,
     number_controls,
-    option_controls,
     written,
 )
 from whence.app.settings import Settings
@@ -56,23 +56,13 @@ class Explorer:
 
     def method(self, *, spec: str, sentence: str, **shown: Any) -> dict[str, Any]:
         """A method newly chosen: what it is, its options, its numbers and its plots."""
-        found, controls = option_controls(spec)
-        if found is None:
-            about = f"<p><b>{escape(spec)}</b>: the terms of its parts add up.</p>"
-            form = {"name": spec, "controls": [], "defaults": {}}
-        else:
-            summary, _, _ = found.summary.partition(": ")
-            formula = found.description.partition("\n\n")[0]
-            about = (
-                f"<p><b>{escape(found.name)}</b> {escape(summary)}</p><p class='formula'>"
-                f"{escape(' '.join(formula.split()))}</p>"
-            )
-            form = {
-                "name": found.name,
-                "controls": [asdict(each) for each in controls],
-                "defaults": {option.name: option.default for option in found.options},
-            }
-        return {"about": about, "form": form} | self.redrawn(spec=spec, sentence=sentence, **shown)
+        found = form(spec)
+        about = (
+            f"<p><b>{escape(found.name)}</b> {escape(found.paper)}</p>"
+            f"<p class='formula'>{escape(found.formula)}</p>"
+        )
+        drawn = self.redrawn(spec=spec, sentence=sentence, **shown)
+        return {"about": about, "form": asdict(found)} | drawn
 
     def redrawn(
         self,

@@ -35,7 +35,7 @@ class MethodsTab(Tab):
                 "sentence": SENTENCE,
                 "n": 48,
                 "n_heads": 4,
-                "head": 1,
+                "head": 3,
                 "causal": False,
             }
         )
@@ -57,7 +57,7 @@ class MethodsTab(Tab):
                 n = gr.Slider(4, 128, 48, step=1, label="Positions", elem_id="positions")
                 with gr.Row():
                     n_heads = gr.Slider(1, 12, 4, step=1, label="Heads", min_width=120)
-                    self.head = gr.Slider(1, 4, 1, step=1, label="Head shown", min_width=120)
+                    self.head = gr.Slider(1, 4, 3, step=1, label="Head shown", min_width=120)
                 causal = gr.Checkbox(False, label="Causal: no key after the query")
                 gr.render(inputs=[self.numbers])(self.show_numbers)
             with gr.Column(scale=3, min_width=330, elem_classes="shown"):

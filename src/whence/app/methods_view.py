@@ -1,6 +1,5 @@
 """The tab *Methods*: one method with any of its numbers moved, as curve, matrix and attention."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence.analysis.catalogue import Entry, Option, entry
+from whence.analysis.catalogue import Option, description, options, summary
 from whence.analysis.lag_curves import QUANTITIES, curves_of, position_matrix
 from whence.app.cards import cards, note, plot_card
 from whence.app.svg import Line, draw_lines, draw_matrix
@@ -22,7 +21,7 @@ from whence.methods.registry import named
 from whence.nn.positioned import positioned_attention_with_weights
 
 MOST_POSITIONS, MOST_NUMBERS, MOST_TEXT = 128, 20, 300
-LARGEST = 4_000_000  # numbers that a method may hold here
+MODEST, LARGEST = 1024, 4_000_000  # an option that is no size to count; numbers in a method
 DRAWS = 8
 LAG = "lag = key \N{MINUS SIGN} query"
 RANGES = {"deviation": (0.2, 64.0), "slope": (0.0, 1.0), "p": (0.01, 8.0), "a": (0.01, 8.0)}
@@ -74,26 +73,40 @@ class Control:
     choices: tuple[str, ...] = ()
 
 
-def option_controls(spec: str) -> tuple[Entry | None, tuple[Control, ...]]:
-    """The options of a method as controls, at the values that the text gives them.
+@dataclass(frozen=True)
+class Form:
+    """A method by its name, who published it, its formula, and its options."""
 
-    A sum of methods has none: its options are part of its text.
+    name: str
+    paper: str
+    formula: str
+    controls: tuple[Control, ...]
+    defaults: Mapping[str, str]
+
+
+def form(spec: str) -> Form:
+    """What a method is, and its options as controls, at the values that the text gives them.
+
+    A sum of methods has no controls: its options are part of its text.
     """
     parts = named(spec)
     if len(parts) > 1:
-        return None, ()
-    ((name, _, given),) = parts
-    found = entry(spec, n_heads=4, d_head=D_HEAD, length=MOST_POSITIONS)
-    if found.needs:
-        raise ImportError(found.needs)
-    return dataclasses.replace(found, name=name), tuple(
-        _control(option, given.get(option.name, option.default)) for option in found.options
+        return Form(spec, "the terms of its parts add up", "", (), {})
+    ((name, cls, given),) = parts
+    known = options(cls)
+    formula = description(cls).partition("\n\n")[0]
+    return Form(
+        name,
+        summary(cls).partition(": ")[0],
+        " ".join(formula.split()),
+        tuple(_control(option, given.get(option.name, option.default)) for option in known),
+        {option.name: option.default for option in known},
     )
 
 
-def written(name: str, options: Mapping[str, Any], defaults: Mapping[str, str]) -> str:
+def written(name: str, chosen: Mapping[str, Any], defaults: Mapping[str, str]) -> str:
     """The text of a method with these options, those left out that have their default."""
-    shown = {key: _plain(value) for key, value in options.items()}
+    shown = {key: _plain(value) for key, value in chosen.items()}
     listed = [f"{key}={text}" for key, text in shown.items() if text != defaults.get(key)]
     return f"{name}:{','.join(listed)}" if listed else name
 
@@ -106,8 +119,8 @@ def number_controls(choice: Choice) -> tuple[str, tuple[Control, ...]]:
         own = _of_head(name, value, choice.head)
         for place, each in enumerate(own.flatten().tolist()):
             low, high = RANGES.get(name, (0.0, 0.0))
-            size = max(4.0, 2.0 * abs(each))
-            low, high = (low, max(high, each)) if high > low else (-size, size)
+            size = max(4.0, math.ceil(2.0 * abs(each)))
+            low, high = (low, max(high, math.ceil(each))) if high > low else (-size, size)
             if "offset" in name:
                 low, high = -float(choice.n), float(choice.n)
             count = f" {place + 1}" if own.numel() > 1 else ""
@@ -136,13 +149,14 @@ def built(choice: Choice) -> PositionMethod:
     """The method as chosen, with the numbers of the chosen head moved."""
     length = 2 * choice.n + 1
     shape = {"n_heads": choice.n_heads, "d_head": D_HEAD, "max_length": length}
-    with torch.device("meta"):
-        sketch = build(choice.spec, causal=choice.causal, **shape)
-    held = sum(x.numel() for x in (*sketch.parameters(), *sketch.buffers()))
-    require(
-        held <= LARGEST,
-        f"{choice.spec} would hold {held:,} numbers; at most {LARGEST:,} can be shown.",
-    )
+    if any(_large(text) for part in named(choice.spec) for text in part.options.values()):
+        with torch.device("meta"):  # takes a second the first time, for it imports a compiler
+            sketch = build(choice.spec, causal=choice.causal, **shape)
+        held = sum(x.numel() for x in (*sketch.parameters(), *sketch.buffers()))
+        require(
+            held <= LARGEST,
+            f"{choice.spec} would hold {held:,} numbers; at most {LARGEST:,} can be shown.",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         method = build(choice.spec, causal=choice.causal, **shape)
@@ -227,6 +241,7 @@ def _curve(method: PositionMethod, choice: Choice) -> tuple[str, str]:
         detail=detail,
         x_name=LAG,
         y_name="logits" if curves.site in ("score", "replace") else "value",
+        height=400,
     )
     return plot_card(drawing, name="lag-curve"), curves.site
 
@@ -345,6 +360,14 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def _large(text: str) -> bool:
+    """Whether an option may be a size that asks for much memory."""
+    try:
+        return float(text) > MODEST
+    except ValueError:
+        return False
 
 
 def _whole(value: Any) -> bool:

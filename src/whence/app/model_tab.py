@@ -46,7 +46,13 @@ class ModelTab(Tab):
                 heads = gr.HTML(elem_id="heads", js_on_load=CHOOSE)
         outputs = [key, window, facts, heat, head, heads]
         for event in (button.click, model.submit):
-            event(self.inspect, [model, layer, biases, run], outputs, **SHOWN)
+            event(
+                self.inspect,
+                [model, layer, biases, run],
+                outputs,
+                **SHOWN,
+                show_progress_on=heat,
+            )
         window.input(self.set_window, [window, key], [heat], **DRAGGED)
         heads.click(self.choose_head, [key], [head], **HIDDEN)
 

@@ -15,7 +15,7 @@ from whence.analysis.glue_results import Glue
 from whence.analysis.json_result import kind_of, read_json
 from whence.analysis.lm_results import Language, ranked
 from whence.app.cards import cards, note, plot_card, problem, table
-from whence.app.svg import Line, draw_bars, draw_lines
+from whence.app.svg import Line, draw_lines, draw_ranking
 from whence.checks import require
 from whence.colours import SERIES
 
@@ -32,7 +32,7 @@ def result_names(folder: Path) -> list[str]:
     paths = sorted(path for path in folder.rglob("*.json") if path.is_file())
     found = [path.relative_to(folder).as_posix() for path in paths[:MOST_FILES]]
     require(bool(found), f"there are no JSON files in {folder}.")
-    return sorted(found, key=lambda name: (not name.endswith("lm.json"), name))
+    return sorted(found, key=lambda name: (not name.endswith("/lm.json"), name))
 
 
 def shown(folder: Path, name: str) -> str:
@@ -87,14 +87,13 @@ def _language(results: Language) -> str:
         bars = [(method, found) for method, found in first if found is not None]
         parts.append(
             plot_card(
-                draw_bars(
+                draw_ranking(
                     [method for method, _ in bars],
                     [found.mean for _, found in bars],
                     spreads=[found.spread for _, found in bars],
                     title=f"Loss at {trained:,} tokens",
                     detail="whisker: one standard deviation over seeds",
                     x_name="nats a token",
-                    from_zero=False,
                 ),
                 name="loss-at-training-length",
             )
@@ -138,7 +137,7 @@ def _glue(results: Glue) -> str:
                     values.append(cell.median)
                     spreads.append(cell.spread)
         if names:
-            drawing = draw_bars(
+            drawing = draw_ranking(
                 names,
                 values,
                 spreads=spreads,

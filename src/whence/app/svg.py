@@ -65,7 +65,7 @@ def draw_lines(
     shown = [line for line in lines if line.labelled]
     per_row = max(1, width // (30 + 7 * max((len(line.name) for line in shown), default=1)))
     legend_rows = -(-len(shown) // per_row) if len(shown) > 1 else 0
-    frame = _Frame(width, height, left=52, right=12, top=44, bottom=40 + 15 * legend_rows)
+    frame = _Frame(width, height, left=52, right=22, top=44, bottom=40 + 15 * legend_rows)
     x_axis = _Axis([line.x for line in lines], log=log_x, room=0.0)
     bounds = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]
     y_axis = _Axis(bounds, log=log_y, room=0.06)
@@ -158,49 +158,44 @@ def draw_matrix(
     )
 
 
-def draw_bars(
+def draw_ranking(
     names: Sequence[str],
     values: Sequence[float],
     *,
     title: str,
     detail: str = "",
     x_name: str,
-    colours: Sequence[str] | None = None,
     spreads: Sequence[float | None] | None = None,
-    from_zero: bool = True,
     width: int = 480,
 ) -> Drawing:
-    """A horizontal bar for each name, with a whisker of one spread to each side."""
+    """A dot for each name, one below the other, with a whisker of one spread to each side.
+
+    The axis need not begin at 0, as that of bars would have to.
+    """
     longest = max((len(_cut(name, 28)) for name in names), default=4)
-    frame = _Frame(
-        width, 78 + 22 * len(names), left=14 + 6.6 * longest, right=54, top=40, bottom=38
-    )
-    axis = _Axis([[*values, 0.0] if from_zero else values], room=0.0 if from_zero else 0.12)
+    height, left = 78 + 22 * len(names), 14 + 6.6 * longest
+    frame = _Frame(width, height, left=left, right=58, top=40, bottom=38)
+    axis = _Axis([values], room=0.08)
     parts = []
     for tick in axis.ticks(4):
         x = frame.x(axis, tick)
         parts.append(_stroke(x, frame.top, x, frame.bottom_edge, GRID))
         parts.append(_text(x, frame.bottom_edge + 14, _number(tick), anchor="middle"))
-    base = frame.x(axis, 0.0) if from_zero else frame.left
-    for place, (name, value) in enumerate(zip(names, values, strict=True)):
-        y, end = frame.top + 22 * place + 3, frame.x(axis, value)
-        colour = colours[place] if colours else BLUE
-        parts.append(
-            f"<rect x='{min(base, end):.1f}' y='{y}' width='{abs(end - base):.1f}' height='15' "
-            f"fill='{colour}'/>"
-        )
-        spread = spreads[place] if spreads else None
+    every = list(spreads) if spreads else [None] * len(values)
+    for place, (name, value, spread) in enumerate(zip(names, values, every, strict=True)):
+        y, x = frame.top + 22 * place + 11, frame.x(axis, value)
+        parts.append(_stroke(frame.left, y, x, y, GRID))
+        end = x
         if spread:
-            ends = frame.x(axis, value - spread), frame.x(axis, value + spread)
-            parts.append(_stroke(ends[0], y + 7.5, ends[1], y + 7.5, INK))
-            end = max(end, ends[1])
+            end = frame.x(axis, value + spread)
+            parts.append(_stroke(frame.x(axis, value - spread), y, end, y, INK))
+        parts.append(f"<circle cx='{x:.1f}' cy='{y}' r='4.5' fill='{BLUE}'/>")
         parts.append(
-            _text(frame.left - 6, y + 12, _cut(name, 28), anchor="end", colour=INK, size=11)
+            _text(frame.left - 6, y + 4, _cut(name, 28), anchor="end", colour=INK, size=11)
         )
-        parts.append(_text(max(end, base) + 5, y + 12, _number(value, 4), size=11))
+        parts.append(_text(max(x + 4, end) + 4, y + 4, _number(value, 4), size=11))
     parts.append(_text(frame.middle_x, frame.bottom_edge + 31, x_name, anchor="middle"))
-    spreads = spreads or [None] * len(values)
-    rows = tuple(zip(names, values, spreads, strict=True))
+    rows = tuple(zip(names, values, every, strict=True))
     return Drawing(title, _svg(frame, title, detail, parts), ("name", x_name, "spread"), rows)
 
 
