@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -108,6 +108,7 @@ class Explorer:
             profiles=bool(run),
             progress=self.progress,
         )
+        found = replace(found, model=replace(found.model, name=model.strip()))
         key = f"{name} {int(layer)} {biases} {run}"
         self.inspections.pop(key, None)
         self.inspections[key] = found
@@ -115,14 +116,14 @@ class Explorer:
             del self.inspections[next(iter(self.inspections))]
         stops = model_view.windows(found)
         place = max((i for i, stop in enumerate(stops) if stop <= FIRST_WINDOW), default=0)
-        heads = found.heads or found.relative or found.profiles
+        first = model_view.strongest(found)
         return {
             "key": key,
             "windows": list(stops),
             "place": place,
             "facts": model_view.facts(found),
             "heat": model_view.heat_map(found, place),
-            "head": model_view.one_head(found, heads[0].head) if heads else "",
+            "head": "" if first is None else model_view.one_head(found, first),
             "heads": model_view.head_list(found),
         }
 

@@ -107,7 +107,9 @@ def form(spec: str) -> Form:
 def written(name: str, chosen: Mapping[str, Any], defaults: Mapping[str, str]) -> str:
     """The text of a method with these options, those left out that have their default."""
     shown = {key: _plain(value) for key, value in chosen.items()}
-    listed = [f"{key}={text}" for key, text in shown.items() if text != defaults.get(key)]
+    listed = [
+        f"{key}={text}" for key, text in shown.items() if not _same(text, defaults.get(key, ""))
+    ]
     return f"{name}:{','.join(listed)}" if listed else name
 
 
@@ -241,7 +243,7 @@ def _curve(method: PositionMethod, choice: Choice) -> tuple[str, str]:
         detail=detail,
         x_name=LAG,
         y_name="logits" if curves.site in ("score", "replace") else "value",
-        height=400,
+        height=370,
     )
     return plot_card(drawing, name="lag-curve"), curves.site
 
@@ -314,14 +316,18 @@ def _moved(method: PositionMethod, choice: Choice) -> PositionMethod:
             if int(place) < own.numel():
                 own[int(place)] = value
     for name, value in known.items():
-        setattr(method, name, value) if name != "slope" else _set_slope(method, value)
+        _assign(method, name, value)
     return method
 
 
-def _set_slope(method: PositionMethod, value: Tensor) -> None:
-    held: Any = method.slope
+def _assign(method: PositionMethod, name: str, value: Tensor) -> None:
+    """By the method's own attribute, where its numbers are held in other units."""
+    held = dict([*method.named_parameters(recurse=False), *method.named_buffers(recurse=False)])
+    if name not in held:
+        setattr(method, name, value)
+        return
     with torch.no_grad():
-        held.copy_(value)
+        held[name].copy_(value)
 
 
 def _of_head(name: str, value: Tensor, head: int) -> Tensor:
@@ -360,6 +366,13 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def _same(text: str, default: str) -> bool:
+    try:
+        return float(text) == float(default)
+    except ValueError:
+        return text == default
 
 
 def _large(text: str) -> bool:

@@ -3,6 +3,7 @@
 import re
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from whence.report.style import LAG, matrix_limits
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 NEAR = 64  # the largest |lag| of a small curve
 MOST_LETTERS = 400
+SMALL: dict[str, Any] = {"width": 240, "height": 180, "legend": False}
+LARGE: dict[str, Any] = {"height": 370}
 
 
 def allowed_model(name: str, root: Path, given: str) -> str:
@@ -34,15 +37,15 @@ def allowed_model(name: str, root: Path, given: str) -> str:
         return name
     base = root.resolve()
     path = (base / Path(name).expanduser()).resolve()
-    if path.is_relative_to(base) and path.exists():
+    inside, there = path.is_relative_to(base), path.exists() or Path(name).exists()
+    if inside and path.exists():
         return str(path)
-    looks_local = not HUB_NAME.fullmatch(name)
+    local = HUB_NAME.fullmatch(name) is None
     require(
-        not looks_local or path.is_relative_to(base),
+        not there and (inside or not local),
         f"{name} is outside of {base}: start whence explore with --root to allow another folder.",
     )
-    require(not looks_local, f"there is no {name} in {base}.")
-    require(not Path(name).is_dir(), f"{name} is outside of {base}: see --root.")
+    require(not local, f"there is no {name} in {base}.")
     return name
 
 
@@ -112,8 +115,17 @@ def heat_map(found: Inspection, place: int) -> str:
         log_x=True,
         x_ticks=x,
         tick_names=[str(each) for each in x],
+        **LARGE,
     )
     return cards(plot_card(drawing, name="inner-products"), plot_card(curves, name="windows"))
+
+
+def strongest(found: Inspection) -> int | None:
+    """The head whose curve says most about position, of those that are sensitive to it if any."""
+    heads = _curves(found)
+    if heads:
+        return max(heads, key=lambda head: (head.sensitive, head.strength)).head
+    return found.profiles[0].head if found.profiles else None
 
 
 def head_list(found: Inspection) -> str:
@@ -181,10 +193,9 @@ def _curve(head: HeadReport, fit: Fit | None, *, small: bool) -> Drawing:
     if fit is not None:
         inside = near & fitted_lags(fit, head)
         at = head.lag[inside]
-        lines.append(
-            Line(f"{fit.kernels} Gaussians", at, fitted(fit, at) + fit.level, ORANGE, "--")
-        )
-        detail = f"fit of {fit.kernels} Gaussians: R² {worded(fit.r2, '.3f')}"
+        sum_of = f"fit of {fit.kernels} Gaussian{'s' * (fit.kernels > 1)}"
+        lines.append(Line(sum_of, at, fitted(fit, at) + fit.level, ORANGE, "--"))
+        detail = f"{sum_of}: R² {worded(fit.r2, '.3f')}"
     if small:
         detail = "" if fit is None else f"S = {fit.kernels}, R² {worded(fit.r2, '.2f')}"
     return draw_lines(
@@ -193,7 +204,7 @@ def _curve(head: HeadReport, fit: Fit | None, *, small: bool) -> Drawing:
         detail=detail,
         x_name=LAG,
         y_name="logits",
-        **({"width": 240, "height": 190} if small else {}),
+        **(SMALL if small else LARGE),
     )
 
 
@@ -205,5 +216,5 @@ def _profile(profile: LagProfile, *, small: bool) -> Drawing:
         detail=f"lag explains {worded(profile.explained, '.0%')}" if profile.explained else "",
         x_name=LAG,
         y_name="logits",
-        **({"width": 240, "height": 190} if small else {}),
+        **(SMALL if small else LARGE),
     )

@@ -54,15 +54,16 @@ def draw_lines(
     detail: str = "",
     x_name: str,
     y_name: str,
-    width: int = 480,
-    height: int = 290,
+    width: int = 430,
+    height: int = 280,
     log_x: bool = False,
     log_y: bool = False,
     x_ticks: Sequence[float] | None = None,
     tick_names: Sequence[str] | None = None,
+    legend: bool = True,
 ) -> Drawing:
     """Lines on common axes. NaN is a gap, and what a logarithmic axis cannot show is one too."""
-    shown = [line for line in lines if line.labelled]
+    shown = [line for line in lines if line.labelled and legend]
     per_row = max(1, width // (30 + 7 * max((len(line.name) for line in shown), default=1)))
     legend_rows = -(-len(shown) // per_row) if len(shown) > 1 else 0
     frame = _Frame(width, height, left=52, right=22, top=44, bottom=40 + 15 * legend_rows)
@@ -110,7 +111,7 @@ def draw_matrix(
     names: Sequence[str] | None = None,
     limits: tuple[float, float] | None = None,
     colours: Sequence[str] = VIRIDIS,
-    width: int = 480,
+    width: int = 430,
 ) -> Drawing:
     """A matrix of queries (down) and keys (across), with a scale of colours; NaN is white."""
     values = np.asarray(matrix, dtype=np.float64)
@@ -166,7 +167,7 @@ def draw_ranking(
     detail: str = "",
     x_name: str,
     spreads: Sequence[float | None] | None = None,
-    width: int = 480,
+    width: int = 430,
 ) -> Drawing:
     """A dot for each name, one below the other, with a whisker of one spread to each side.
 
@@ -280,11 +281,15 @@ def _axes(
     tick_names: Sequence[str] | None,
 ) -> list[str]:
     parts = []
-    for tick in y_axis.ticks(5):
+    for tick in y_axis.ticks(round((frame.bottom_edge - frame.top) / 42)):
         y = frame.y(y_axis, tick)
         parts.append(_stroke(frame.left, y, frame.right_edge, y, GRID))
         parts.append(_text(frame.left - 5, y + 4, _number(tick), anchor="end"))
-    ticks = x_axis.ticks(7) if x_ticks is None else list(x_ticks)
+    ticks = (
+        x_axis.ticks(round((frame.right_edge - frame.left) / 60))
+        if x_ticks is None
+        else list(x_ticks)
+    )
     names = [_number(tick) for tick in ticks] if tick_names is None else list(tick_names)
     for tick, name in zip(ticks, names, strict=True):
         x = frame.x(x_axis, tick)
