@@ -159,12 +159,16 @@ def _value(kind: str, value: Any) -> Any:
 
 def _component(control: dict[str, Any]) -> Any:
     """What Gradio has for a control (`whence.app.methods_view.Control`)."""
-    label, value, key = control["label"], control["value"], f"control-{control['key']}"
+    value = control["value"]
+    look = {
+        "label": control["label"],
+        "elem_id": f"control-{control['key']}",
+        "interactive": True,  # Gradio would make what a render makes for reading alone
+    }
     if control["kind"] == "tick":
-        return gr.Checkbox(value, label=label, elem_id=key)
+        return gr.Checkbox(value, **look)
     if control["kind"] == "list":
-        return gr.Dropdown(list(control["choices"]), value=value, label=label, elem_id=key)
+        return gr.Dropdown(list(control["choices"]), value=value, **look)
     if control["kind"] == "text":
-        return gr.Textbox(value, label=label, elem_id=key, max_lines=1)
-    low, high, step = control["low"], control["high"], control["step"]
-    return gr.Slider(low, high, value, step=step, label=label, elem_id=key)
+        return gr.Textbox(value, max_lines=1, **look)
+    return gr.Slider(control["low"], control["high"], value, step=control["step"], **look)
