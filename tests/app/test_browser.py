@@ -217,8 +217,8 @@ def test_hostile_input_is_a_message_and_the_page_goes_on(look: Look, folder: Pat
     for name, said in (
         ("../outside", "outside of"),
         ("/etc", "outside of"),
-        ("no-such-organisation/no-such-model", "there is no folder"),
-        (" ", "no model"),
+        ("no-such-organisation/no-such-model", "There is no folder"),
+        (" ", "There is no model"),
         ("n" * 2000, "at most 400"),
     ):
         page.fill("#model-name textarea, #model-name input", name)

@@ -68,19 +68,20 @@ class MethodsTab(Tab):
             self.choose, [self.method, self.view], [self.about, self.form, *redrawn], **DRAGGED
         )
         n_heads.input(self.set_heads, [n_heads, self.view], [self.head, *redrawn], **DRAGGED)
-        for component, key in (
-            (sentence, "sentence"),
-            (n, "n"),
-            (self.head, "head"),
-            (causal, "causal"),
+        for component, event, key in (
+            (sentence, sentence.change, "sentence"),  # a pasted text is a change, but no input
+            (n, n.input, "n"),
+            (self.head, self.head.input, "head"),
+            (causal, causal.input, "causal"),
         ):
-            component.input(partial(self.set, key), [component, self.view], redrawn, **DRAGGED)
+            event(partial(self.set, key), [component, self.view], redrawn, **DRAGGED)
 
     def show_options(self, form: dict[str, Any]) -> None:
         """A control for each option of the method."""
         for control in form["controls"]:
             component = _component(control)
-            component.input(
+            event = component.change if control["kind"] == "text" else component.input
+            event(
                 partial(self.set_option, control["key"], control["kind"]),
                 [component, self.view],
                 [self.numbers, self.plots],

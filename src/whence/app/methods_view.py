@@ -41,10 +41,7 @@ class Choice:
     causal: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            0 < len(self.spec) <= MOST_TEXT,
-            f"a method is a text of at most {MOST_TEXT} letters, such as tisa:kernels=5.",
-        )
+        check_text(self.spec)
         for name, value, most in (
             ("number of heads", self.n_heads, MOST_HEADS),
             ("number of positions", self.n, MOST_POSITIONS),
@@ -57,6 +54,14 @@ class Choice:
             _whole(self.head) and 1 <= self.head <= self.n_heads,
             f"there is no head {self.head!r}: the method has {self.n_heads}.",
         )
+
+
+def check_text(spec: str) -> None:
+    """A method's text must not be empty or long."""
+    require(
+        0 < len(spec) <= MOST_TEXT,
+        f"a method is a text of at most {MOST_TEXT} letters, such as tisa:kernels=5.",
+    )
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ def form(spec: str) -> Form:
 
     A sum of methods has no controls: its options are part of its text.
     """
+    check_text(spec)
     parts = named(spec)
     if len(parts) > 1:
         return Form(spec, "the terms of its parts add up", "", (), {})
@@ -172,7 +178,7 @@ def numbers(method: PositionMethod, n_heads: int) -> dict[str, Tensor]:
     They are in the units of the method's formula. Vectors that meet content are left out.
     """
     found = {}
-    held = dict(method.named_parameters(recurse=False))
+    held: dict[str, Tensor] = dict(method.named_parameters(recurse=False))
     slope = dict(method.named_buffers(recurse=False)).get("slope")
     if slope is not None:
         held["slope"] = slope
@@ -315,8 +321,8 @@ def _moved(method: PositionMethod, choice: Choice) -> PositionMethod:
             own = _of_head(name, known[name], int(head))
             if int(place) < own.numel():
                 own[int(place)] = value
-    for name, value in known.items():
-        _assign(method, name, value)
+    for name, changed in known.items():
+        _assign(method, name, changed)
     return method
 
 

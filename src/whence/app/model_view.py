@@ -187,7 +187,8 @@ def _fit(found: Inspection, head: HeadReport) -> Fit | None:
 def _curve(head: HeadReport, fit: Fit | None, *, small: bool) -> Drawing:
     near = np.abs(head.lag) <= (NEAR if small else np.inf)
     lag, curve = head.lag[near], head.curve[near]
-    band = {} if small else {"low": curve - head.spread[near], "high": curve + head.spread[near]}
+    spread = head.spread[near]
+    band: dict[str, Any] = {} if small else {"low": curve - spread, "high": curve + spread}
     lines = [Line("lag curve", lag, curve, BLUE if head.sensitive else GREY, width=1.8, **band)]
     detail = "" if head.r2 is None else f"R² {worded(head.r2, '.2f')}"
     if fit is not None:

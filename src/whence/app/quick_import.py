@@ -24,7 +24,7 @@ def quickly() -> Iterator[None]:
             raise OSError("left out, to start sooner")
         return found(thing)
 
-    inspect.getfile = getfile
+    inspect.getfile = getfile  # type: ignore[assignment]
     gc.disable()
     try:
         yield

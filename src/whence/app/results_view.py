@@ -104,7 +104,8 @@ def _language(results: Language) -> str:
 
 
 def _training_curves(results: Language) -> Iterator[str]:
-    lines, seen = [], set()
+    lines: list[Line] = []
+    seen: set[str] = set()
     for job in results.jobs:
         if job.method in seen or not len(job.steps):
             continue
@@ -204,7 +205,7 @@ def _speed_plots(rows: list[dict[str, Any]], key: str) -> list[str]:
         words[2] = f"heads of {words[2]}" if words[2] else ""
         return ", ".join([*filter(None, words), *(["causal"] if row.get("causal") is True else [])])
 
-    plots = []
+    plots: list[str] = []
     for name, group in groupby(sorted(timed, key=setting), key=setting):
         mine, lines = list(group), []
         lengths = sorted({row["n"] for row in mine})

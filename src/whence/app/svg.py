@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from whence.colours import AXIS, BLUE, FAINT, GRID, INK, VIRIDIS
 
-Numbers = Sequence[float] | np.ndarray  # type: ignore[type-arg]
+Array = np.ndarray[Any, np.dtype[Any]]
+Numbers = Sequence[float] | Array
 DASHES = {"-": "", "--": "6 4", "-.": "7 3 2 3", ":": "2 3"}
 FONT = "font-family='system-ui, sans-serif'"
 DIGITS = 5  # of the numbers in the table
@@ -103,7 +105,7 @@ def draw_lines(
 
 
 def draw_matrix(
-    matrix: np.ndarray,  # type: ignore[type-arg]
+    matrix: Array,
     *,
     title: str,
     detail: str = "",
@@ -234,7 +236,7 @@ class _Axis:
     """The range of some numbers, and where in it a number lies."""
 
     def __init__(self, parts: Sequence[Numbers], *, log: bool = False, room: float) -> None:
-        every = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts] or [[]])
+        every = np.concatenate([np.zeros(0), *(np.asarray(part, float) for part in parts)])
         known = every[np.isfinite(every) & ((every > 0) if log else True)]
         self.log = log
         low, high = (float(known.min()), float(known.max())) if known.size else (1.0, 1.0)
@@ -348,7 +350,7 @@ def _legend(frame: _Frame, lines: Sequence[Line], per_row: int) -> list[str]:
 
 
 def _image(
-    values: np.ndarray,  # type: ignore[type-arg]
+    values: Array,
     low: float,
     high: float,
     colours: Sequence[str],
@@ -375,7 +377,7 @@ def _ramp(colours: Sequence[str], size: int = 255) -> list[tuple[int, int, int]]
     return [(int(r), int(g), int(b)) for r, g, b in np.round(mixed)]
 
 
-def _png(index: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> bytes:  # type: ignore[type-arg]
+def _png(index: Array, palette: Sequence[tuple[int, int, int]]) -> bytes:
     """An image of palette colours as PNG."""
     height, width = index.shape
 

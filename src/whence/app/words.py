@@ -52,7 +52,7 @@ class RandomWords:
         self, x: Float[Tensor, "1 n d_model"]
     ) -> tuple[Float[Tensor, "1 h n d"], Float[Tensor, "1 h n d"]]:
         """Queries and keys of each head."""
-        parts = x.unflatten(-1, (self.n_heads, D_HEAD)).transpose(1, 2)
+        parts = _split(x, self.n_heads)
         return parts, parts
 
     def _vector(self, word: str) -> Float[Tensor, " d_model"]:
@@ -124,8 +124,11 @@ class MiniLMWords:
             )
             for which in ("query", "key")
         )
-        heads = (MOST_HEADS, D_HEAD)
-        return q.unflatten(-1, heads).transpose(1, 2), k.unflatten(-1, heads).transpose(1, 2)
+        return _split(q, MOST_HEADS), _split(k, MOST_HEADS)
+
+
+def _split(x: Float[Tensor, "1 n d_model"], n_heads: int) -> Float[Tensor, "1 h n d"]:
+    return x.view(1, -1, n_heads, D_HEAD).transpose(1, 2)
 
 
 def _checked(text: str) -> str:

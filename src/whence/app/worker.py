@@ -16,6 +16,7 @@ from whence.app.settings import Settings
 from whence.extras import extra_of, install
 
 Progress = Callable[[str, float], None]
+LONGEST = 800  # letters of a message
 
 
 class RefusedError(Exception):
@@ -130,4 +131,6 @@ def _answer(explorer: Any, name: str, arguments: dict[str, Any]) -> tuple[str, A
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
+    if len(line) > LONGEST:
+        line = f"{line[:LONGEST]} ..."
     return line[:1].upper() + line[1:]
