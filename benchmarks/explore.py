@@ -3,7 +3,7 @@
 python benchmarks/explore.py. The clock starts with the command and stops when a real browser,
 already open, shows plots and sliders. Then a slider is moved, and each time counts until the plots
 have changed. Results go to results/cpu/explore.json. Everything else on the machine should be
-quiet; the load is noted, and the priority where others had to be outrun (nice -n -19).
+quiet; the load is noted.
 """
 
 import json
@@ -50,7 +50,6 @@ def main() -> None:
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "load_before": round(load, 2),
-        "niceness": os.nice(0),
         "seconds_to_interactive": round(statistics.median(starts), 2),
         "milliseconds_a_redraw": round(statistics.median(redraws["tisa"])),
         "bars": BARS,
@@ -111,7 +110,7 @@ def _open(page: Page, port: int) -> None:
         time.sleep(0.02)
     page.goto(f"http://127.0.0.1:{port}/", wait_until="commit")
     page.wait_for_selector("#plots svg")
-    page.wait_for_selector("[id='control-3:amplitude:0'] input[type=range]:enabled")
+    page.wait_for_selector("[id='control-2:amplitude:0'] input[type=range]:enabled")
 
 
 def _redraws(page: Page, method: str, moves: int) -> list[float]:

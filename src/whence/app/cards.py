@@ -1,7 +1,7 @@
 """Pieces of the page as HTML: plots with their downloads, tables, notes and errors."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from html import escape
 from typing import Any
 
@@ -38,12 +38,26 @@ def cards(*parts: str, look: str = "") -> str:
     return f"<div class='cards {look}'>{''.join(parts)}</div>"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, name: str) -> str:
-    """A table that scrolls by itself where it is wider than the window, with its downloads."""
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    name: str,
+    bold: Container[tuple[int, int]] = (),
+) -> str:
+    """A table that scrolls by itself where it is wider than the window, with its downloads.
+
+    `bold` has the places (row, column) that stand out.
+    """
     head = "".join(f"<th>{escape(str(column))}</th>" for column in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_shown(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
+        "<tr>"
+        + "".join(
+            f"<td{' class=best' if (y, x) in bold else ''}>{escape(_shown(cell))}</td>"
+            for x, cell in enumerate(row)
+        )
+        + "</tr>"
+        for y, row in enumerate(rows)
     )
     data = json.dumps({"title": name, "columns": list(columns), "rows": rows}, default=str)
     links = "".join(

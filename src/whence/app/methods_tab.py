@@ -37,7 +37,7 @@ class MethodsTab(Tab):
                 "sentence": SENTENCE,
                 "n": 48,
                 "n_heads": 4,
-                "head": 3,
+                "head": 2,
                 "causal": False,
             }
         )
@@ -59,7 +59,7 @@ class MethodsTab(Tab):
                 n = gr.Slider(4, 128, 48, step=1, label="Positions", elem_id="positions")
                 with gr.Row():
                     n_heads = gr.Slider(1, 12, 4, step=1, label="Heads", min_width=120)
-                    self.head = gr.Slider(1, 4, 3, step=1, label="Head shown", min_width=120)
+                    self.head = gr.Slider(1, 4, 2, step=1, label="Head shown", min_width=120)
                 causal = gr.Checkbox(False, label="Causal: no key after the query")
                 gr.render(inputs=[self.numbers], **ONE_BY_ONE)(self.show_numbers)
             with gr.Column(scale=3, min_width=330, elem_classes="shown"):

@@ -12,7 +12,7 @@ from whence.analysis.catalogue import Option, description, options, summary
 from whence.analysis.lag_curves import QUANTITIES, curves_of, position_matrix
 from whence.app.cards import cards, note, plot_card
 from whence.app.svg import Line, draw_lines, draw_matrix
-from whence.app.words import D_HEAD, MOST_HEADS, MiniLMWords, RandomWords
+from whence.app.words import D_HEAD, MOST_HEADS, MiniLMWords, RandomWords, Sentence
 from whence.checks import require
 from whence.colours import INK, SERIES
 from whence.method import PositionMethod
@@ -202,9 +202,10 @@ def drawn(choice: Choice, text: str, words: MiniLMWords | RandomWords) -> str:
     matrix = _matrix(method, choice)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        attention = _attention(method, choice, text, words)
+        sentence = words.read(text)
+        attention = _attention(method, choice, sentence, words)
     remarks = note(f"Site: {site or 'none'}. {words.about}")
-    return cards(curve, matrix, *attention) + remarks
+    return cards(curve, matrix, *attention) + _repetition(sentence.tokens) + remarks
 
 
 def _curve(method: PositionMethod, choice: Choice) -> tuple[str, str]:
@@ -267,10 +268,26 @@ def _matrix(method: PositionMethod, choice: Choice) -> str:
     return plot_card(drawing, name="matrix")
 
 
+def _repetition(tokens: tuple[str, ...]) -> str:
+    """Why attention needs position, where the sentence shows it."""
+    for token in tokens:
+        places = [place for place, other in enumerate(tokens) if other.lower() == token.lower()]
+        if len(places) > 1:
+            first, second = places[0] + 1, places[1] + 1
+            return note(
+                f"\N{LEFT DOUBLE QUOTATION MARK}{token}\N{RIGHT DOUBLE QUOTATION MARK} is word "
+                f"{first} and word {second}. Without position both rows are the same: attention "
+                "cannot tell them apart. (Under a causal mask they see other keys.)"
+            )
+    return ""
+
+
 def _attention(
-    method: PositionMethod, choice: Choice, text: str, words: MiniLMWords | RandomWords
+    method: PositionMethod,
+    choice: Choice,
+    sentence: Sentence,
+    words: MiniLMWords | RandomWords,
 ) -> tuple[str, str]:
-    sentence = words.read(text)
     n = len(sentence.tokens)
     pos, causal = torch.arange(n), choice.causal or method.causal_only
     nope = build("nope", n_heads=choice.n_heads, d_head=D_HEAD)

@@ -1,6 +1,5 @@
 """Importing Gradio in half of the time that it takes by itself, and without telemetry."""
 
-import gc
 import inspect
 import os
 from collections.abc import Iterator
@@ -10,14 +9,14 @@ from typing import Any
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    """Within it, `import gradio` writes no type stubs and looks for no garbage.
+    """Within it, `import gradio` writes no type stubs.
 
     When it is imported, Gradio parses the source of each of its components and writes a .pyi file
     for editors beside it. That takes half of all the time. It leaves out a component whose file
     cannot be told.
     """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    found, collecting = inspect.getfile, gc.isenabled()
+    found = inspect.getfile
 
     def getfile(thing: Any) -> str:
         if isinstance(thing, type) and thing.__module__.startswith("gradio."):
@@ -25,10 +24,7 @@ def quickly() -> Iterator[None]:
         return found(thing)
 
     inspect.getfile = getfile  # type: ignore[assignment]
-    gc.disable()
     try:
         yield
     finally:
         inspect.getfile = found
-        if collecting:
-            gc.enable()

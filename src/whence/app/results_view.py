@@ -100,7 +100,11 @@ def _language(results: Language) -> str:
         )
     parts += _training_curves(results)
     listed = rank_table(results)
-    return note(listed.caption) + cards(*parts) + table(listed.head, listed.rows, name="methods")
+    return (
+        note(listed.caption)
+        + cards(*parts)
+        + table(listed.head, listed.rows, name="methods", bold=listed.best)
+    )
 
 
 def _training_curves(results: Language) -> Iterator[str]:
@@ -148,7 +152,8 @@ def _glue(results: Glue) -> str:
             )
             parts.append(plot_card(drawing, name=f"glue-{form}"))
     listed = "".join(
-        f"<h3>{escape(each.title)}</h3>{table(each.head, each.rows, name=each.title)}"
+        f"<h3>{escape(each.title)}</h3>"
+        + table(each.head, each.rows, name=each.title, bold=each.bold)
         for each in tables(results)
     )
     return cards(*parts) + listed

@@ -95,7 +95,7 @@ class Worker:
 def serve(connection: Connection, settings: Settings) -> None:
     """Answer calls until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
-    gc.disable()  # what an import makes stays: to look for garbage in it takes a fifth of the time
+    gc.disable()  # as in the server
     from whence.app.explorer import Explorer
 
     gc.freeze()
