@@ -153,7 +153,7 @@ def _unstepped(comparison: Comparison) -> tuple[Any, ...]:
     return tuple(dataclasses.replace(point, step=None) for point in comparison.points)
 
 
-@pytest.mark.parametrize("kind", ["inspect", "lm"])
+@pytest.mark.parametrize("kind", ["inspect", pytest.param("lm", marks=pytest.mark.slow)])
 def test_every_plot_is_drawn_without_an_error_and_nothing_is_wider_than_the_window(
     look: Callable[..., tuple[Page, list[str]]], kind: str
 ) -> None:

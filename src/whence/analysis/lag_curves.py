@@ -104,8 +104,8 @@ def position_matrix(
 
         >>> from whence import build
         >>> position_matrix(build("alibi", n_heads=8, d_head=4), n_heads=8, d_head=4, n=2)[1][0]
-        tensor([[-0.0000, -0.5000],
-                [-0.5000, -0.0000]])
+        tensor([[ 0.0000, -0.5000],
+                [-0.5000,  0.0000]])
     """
     at_least(1, n_heads=n_heads, d_head=d_head, n=n)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
