@@ -1,6 +1,17 @@
 """The tables of `whence glue`: Table 3 in the slides' layout, how sure it is, what is won back."""
 
-from whence.analysis.glue_results import FORMS, Cell, Difference, Glue, GlueRow, table, won_back
+from whence.analysis.glue_results import (
+    FORMS,
+    Cell,
+    Difference,
+    Glue,
+    GlueRow,
+    WonBack,
+    mean_difference,
+    mean_won_back,
+    table,
+    won_back,
+)
 from whence.analysis.slides_glue import KERNELS, MODEL, TABLE_3, is_of_the_slides
 from whence.report.text_table import NONE, TextTable, minus
 
@@ -15,6 +26,7 @@ TITLES = {
     "rte": "RTE",
 }
 SURE = 0.05
+MEAN = "mean of tasks"
 
 
 def tables(results: Glue) -> list[TextTable]:
@@ -56,22 +68,20 @@ def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
 
 
 def _certainty(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
-    cells, bold = [], set()
-    for place, row in enumerate(rows):
-        for column, found in enumerate(row.differences, 1):
-            if found is not None and found.p is not None and found.p < SURE:
-                bold.add((place, column))
-        cells.append((task_title(row.task), *(_difference(found) for found in row.differences)))
-    tests = sum(found is not None for row in rows for found in row.differences)
+    found = [(task_title(row.task), one) for row in rows for one in row.differences]
+    tests = sum(one is not None and one.p is not None for _, one in found)
+    found += [(MEAN, mean_difference(results, form, s)) for s in results.kernels]
+    cells = [(name, *_difference(one)) for name, one in found if one is not None]
+    sure = [one.p is not None and one.p < SURE for _, one in found if one is not None]
     return TextTable(
         f"({form}) how sure: S less the baseline, seed by seed",
-        ("task", *(f"S = {s}" for s in results.kernels)),
+        ("task", "S", "difference", "95% interval", "p", "seeds better"),
         tuple(cells),
-        frozenset(bold),
-        "Mean difference over seeds with its 95% interval and p of Student's paired test (bold: "
-        f"below {SURE}), then how many seeds are better. Of {tests} tests without any effect "
-        f"{SURE * tests:.1f} would be below {SURE} by chance. It tells whether another seed would "
-        "give the same sign, not whether other rows would.",
+        frozenset((place, 2) for place, is_sure in enumerate(sure) if is_sure),
+        "Mean difference over seeds with its 95% interval and p, by Student's paired test (bold: "
+        f"p below {SURE}). Of {tests} tests without any effect {SURE * tests:.1f} would be below "
+        f"{SURE} by chance. The last rows weigh tasks alike, with Welch's degrees of freedom. A "
+        "test tells whether other seeds would give the same sign, not whether other rows would.",
     )
 
 
@@ -79,21 +89,15 @@ def _won_back(results: Glue) -> TextTable | None:
     found = won_back(results)
     if not found:
         return None
+    means = [mean_won_back(results, s) for s in results.kernels]
+    every = [*found, *(one for one in means if one is not None)]
     rows = []
-    for task in results.tasks:
-        mine = {one.kernels: one for one in found if one.task == task}
-        if not mine:
-            continue
-        lost = next(iter(mine.values())).lost
-        shares = []
-        for s in results.kernels:
-            one = mine.get(s)
-            if one is None or one.share is None:
-                shares.append(NONE)
-                continue
-            inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
-            shares.append(minus(f"{one.share:.0%} ({inside})"))
-        rows.append((task_title(task), minus(f"{lost:.1f}"), *shares))
+    for task in (*results.tasks, ""):
+        mine = {one.kernels: one for one in every if one.task == task}
+        if mine:
+            lost = minus(f"{next(iter(mine.values())).lost:.1f}")
+            shares = (won_back_text(mine.get(s)) for s in results.kernels)
+            rows.append((task_title(task) or MEAN, lost, *shares))
     return TextTable(
         "what kernels win back of what leaving the position embeddings out loses",
         ("task", "lost", *(f"S = {s}" for s in results.kernels)),
@@ -101,8 +105,17 @@ def _won_back(results: Glue) -> TextTable | None:
         frozenset(),
         "Lost: mean points from the baseline of (a) to that of (b). Shares: how much of it (b) "
         "with S kernels wins back, with the 95% interval of resampled seeds; no interval where the "
-        "loss itself is not told from 0.",
+        "loss itself is not told from 0. The last row is all that is won back over all that is "
+        "lost.",
     )
+
+
+def won_back_text(one: WonBack | None) -> str:
+    """A share with its interval."""
+    if one is None or one.share is None:
+        return NONE
+    inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
+    return minus(f"{one.share:.0%} ({inside})")
 
 
 def _slides(results: Glue, form: str) -> TextTable:
@@ -152,12 +165,15 @@ def _cell(cell: Cell | None) -> str:
     return minus(f"{cell.median:.1f}{spread}")
 
 
-def _difference(found: Difference | None) -> str:
-    if found is None:
-        return NONE
-    inside = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
-    p = "" if found.p is None else f" p = {found.p:.2g}"
-    return minus(f"{found.mean:+.1f}{inside}{p}, {found.better} of {found.n}")
+def _difference(found: Difference) -> tuple[str, ...]:
+    inside = NONE if found.low is None else f"{found.low:+.1f} to {found.high:+.1f}"
+    better = f"{found.better} of {found.n}"
+    return str(found.kernels), _signed(found.mean), minus(inside), p_text(found.p), better
+
+
+def p_text(p: float | None) -> str:
+    """A probability to two digits."""
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def _signed(number: float | None) -> str:
