@@ -82,7 +82,7 @@ def _certainty(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
     found = [(task_title(row.task), one) for row in rows for one in row.differences]
     tests = sum(one is not None and one.p is not None for _, one in found)
     found += [(MEAN, mean_difference(results, form, s)) for s in results.kernels]
-    cells = [(name, *_difference(one)) for name, one in found if one is not None]
+    cells = [(name, *difference_cells(one)) for name, one in found if one is not None]
     sure = [one.p is not None and one.p < SURE for _, one in found if one is not None]
     return TextTable(
         f"({form}) how sure: S less the baseline, seed by seed",
@@ -176,7 +176,8 @@ def _cell(cell: Cell | None) -> str:
     return minus(f"{cell.median:.1f}{spread}")
 
 
-def _difference(found: Difference) -> tuple[str, ...]:
+def difference_cells(found: Difference) -> tuple[str, ...]:
+    """S, the difference, its interval, p, and the seeds that are better."""
     inside = NONE if found.low is None else f"{found.low:+.1f} to {found.high:+.1f}"
     better = f"{found.better} of {found.n}"
     return str(found.kernels), _signed(found.mean), minus(inside), p_text(found.p), better
