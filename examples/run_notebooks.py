@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -25,7 +26,13 @@ def run(path: Path, folder: Path) -> str:
     """What became of one notebook, run in this folder; an error of a cell is raised."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=LONGEST, resources={"metadata": {"path": folder}})
+    kernel = AsyncKernelManager(
+        kernel_name="python3",
+        transport="ipc",  # sockets in the folder of this file, and no open port
+        connection_file=str(folder / "kernel.json"),
+    )
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, km=kernel, timeout=LONGEST, resources=where)
     try:
         client.execute()
     except CellExecutionError as error:
