@@ -42,7 +42,7 @@ def compare_checkpoints(
 
     Names such as checkpoint-500 are put in the order of their steps.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         from whence.analysis.comparison import compare, read_scores
 
         for name in formats:

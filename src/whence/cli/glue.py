@@ -2,6 +2,7 @@
 
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,7 +120,7 @@ def glue(
     Every task in every form with every S and seed is a job of its own: one that is finished is not
     run again. The table has medians over seeds, their spread, and a paired test.
     """
-    with one_line_errors():
+    with one_line_errors("glue", "plot"):
         one_of("format", form, FORMATS)
         require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
         require(
@@ -179,6 +180,7 @@ def _compared(
     first = processes()[0] == 0
     with ends_in_order(), progress_bar(left=True) if first else nullcontext(silent) as say:
         say("loading libraries", 0.0)
+        import_module("sklearn.metrics")  # which scores are made with, after the first training
         from whence.bench.machine import machine
         from whence.experiments.glue.sweep import run_glue
         from whence.report.folder import check_folder

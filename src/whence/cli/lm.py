@@ -190,7 +190,7 @@ def lm(
     that is finished is not run again, one that was killed goes on from its last checkpoint and ends
     with the same numbers.
     """
-    with one_line_errors():
+    with one_line_errors("hf", "plot"):
         one_of("format", form, FORMATS)
         for name in figures:
             one_of("format of the figures", name, FIGURES)
