@@ -30,7 +30,12 @@ COMMANDS = {
     "glue": "glue --model absent --data absent",
     "distill": "distill absent --out distilled",
 }
-RUNS = {"inspect", "bench", "demo"}  # the others want files that are not there, and say so
+RUNS = {
+    "inspect",
+    "compare-checkpoints",
+    "bench",
+    "demo",
+}  # the others want files that are not there
 
 PROMISED = {
     "analysis": "import whence.analysis.inspect, whence.analysis.fit, whence.analysis.profile",
