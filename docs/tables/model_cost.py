@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tables.results_folder import MISSING, ResultsFolder
+from tables.results_folder import FOLDED, MISSING, ResultsFolder
 
 COMMAND = "python benchmarks/model_cost.py --prepare"
 BASELINE = "nope"
@@ -33,10 +33,24 @@ def model_cost(stored: ResultsFolder) -> str:
         for r in records
         if r["skipped"] is not None
     ]
-    left_out = "\nLeft out:\n\n" + "".join(reasons) if reasons else ""
+    summary = f"{len(reasons)} not measured, and why"
+    left_out = FOLDED.format(title=summary, text="".join(reasons)) if reasons else ""
     where = {"gpu": "a CPU", "triton": "-", **results["machine"]}  # a CPU's record has neither
     below = BELOW.format(**results["config"], **where, command=COMMAND)
-    return "\n".join(lines) + "\n" + left_out + below
+    return "\n".join(lines) + "\n" + left_out + below + _spread(records)
+
+
+def _spread(records: list[dict[str, Any]]) -> str:
+    """How far the turns of the model without position lie apart, where they do most."""
+    known = [r for r in records if r["method"] == BASELINE and r["ms"] is not None]
+    if not known:
+        return ""
+    apart = [r["ms"]["most"] / r["ms"]["least"] - 1 for r in known]
+    most = known[apart.index(max(apart))]
+    return (
+        f"The turns of `{BASELINE}` itself differ by up to {max(apart):.0%} ({most['mode']}, "
+        f"n = {most['n']:,}): smaller costs than that are not sure there.\n"
+    )
 
 
 def _cell(record: dict[str, Any]) -> str:
@@ -49,3 +63,30 @@ def _cell(record: dict[str, Any]) -> str:
     if record["limit"] is None:
         return text
     return f"{text} ({'held' if record['held'] else 'missed'}: at most {record['limit']:.0%})"
+
+
+def cost_findings(stored: ResultsFolder) -> str:
+    """The range of the cost over lengths, a line for each method and mode that was measured."""
+    results = stored.json("gpu/model_cost.json")
+    if results is None:
+        return MISSING.format(COMMAND)
+    known = [r for r in results["records"] if r["cost"] is not None and r["method"] != BASELINE]
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in known):
+        told = []
+        for mode in dict.fromkeys(r["mode"] for r in known):
+            mine = [r for r in known if (r["method"], r["mode"]) == (method, mode)]
+            if mine:
+                told.append(f"{_range([r['cost'] for r in mine])} {mode} ({_lengths(mine)} tokens)")
+        lines.append(f"- `{method}`: {'; '.join(told)}\n")
+    return "".join(lines)
+
+
+def _range(costs: list[float]) -> str:
+    low, high = (f"{x:+.1%}" for x in (min(costs), max(costs)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _lengths(records: list[dict[str, Any]]) -> str:
+    found = sorted(record["n"] for record in records)
+    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"

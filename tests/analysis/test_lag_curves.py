@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whence import METHODS, build
-from whence.analysis import lag_curves
+from whence.analysis import lag_curves, position_matrix
 from whence.report import draw_lag_curves
 
 
@@ -61,6 +61,18 @@ def test_curves_that_depend_on_content_are_those_of_the_middle_query() -> None:
     bias = method.score_term(q, pos, pos)
     assert bias is not None
     torch.testing.assert_close(curves.mean, bias.to_dense(pos, pos)[0, :, 5].detach())
+
+
+def test_the_curve_is_a_row_of_the_matrix() -> None:
+    for name in ("tisa", "rope", "sinusoidal", "t5"):
+        curves = lag_curves(name, n_heads=2, d_head=4, reach=5)
+        torch.manual_seed(0)
+        method = build(name, n_heads=2, d_head=4, max_length=11)
+        matrix = position_matrix(method, n_heads=2, d_head=4, length=11)
+        assert matrix.shape == (2, 11, 11)
+        torch.testing.assert_close(matrix[:, 5], curves.mean.expand(2, -1))
+    causal = position_matrix(build("xpos", n_heads=2, d_head=4), n_heads=2, d_head=4, length=3)
+    torch.testing.assert_close(causal.isnan()[0], torch.ones(3, 3).triu(1).bool())
 
 
 def test_equal_seeds_give_equal_curves_and_the_callers_random_numbers_stay() -> None:

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from whence.checks import at_least
-from whence.lag import Bias
 from whence.method import Content, PositionMethod
 from whence.methods import build
 
@@ -90,6 +89,26 @@ def curves_of(
         return _curves(method, name, n_heads, d_head, reach, draws, causal=causal)
 
 
+def position_matrix(
+    method: PositionMethod, *, n_heads: int, d_head: int, length: int, seed: int = 0
+) -> Float[Tensor, "h q k"]:
+    """What a method gives every pair of positions, in the quantity of its `curves_of`.
+
+    Of a method that looks at content, for one draw of it. Lags > 0 of a causal one are NaN.
+
+        >>> method = build("alibi", n_heads=8, d_head=16)
+        >>> position_matrix(method, n_heads=8, d_head=16, length=3)[0].tolist()
+        [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]
+    """
+    at_least(1, n_heads=n_heads, d_head=d_head, length=length)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        _, values = _values(method, n_heads, d_head, length, draws=1, rows=range(length))
+    pairs = values[0].float().expand(n_heads, -1, -1)
+    ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return pairs.masked_fill(ahead, float("nan")) if method.causal_only else pairs
+
+
 def _curves(
     method: PositionMethod,
     name: str,
@@ -100,9 +119,10 @@ def _curves(
     *,
     causal: bool,
 ) -> LagCurves:
-    site, values = _values(method, n_heads, d_head, 2 * reach + 1, draws)
+    n = 2 * reach + 1
+    site, rows = _values(method, n_heads, d_head, n, draws, range(reach, reach + 1))
     lag = torch.arange(-reach, reach + 1)
-    values = values.float()
+    values = rows[:, :, 0].float()
     if causal:
         values = values.masked_fill(lag > 0, float("nan"))
     mean, spread = values.mean(dim=0), values.std(dim=0, correction=0)
@@ -111,10 +131,11 @@ def _curves(
 
 
 def _values(
-    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int
-) -> tuple[str, Float[Tensor, "draws h lag"]]:
-    """The site that is read, and its values at the middle query for each draw."""
+    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int, rows: range
+) -> tuple[str, Float[Tensor, "draws h q k"]]:
+    """The site that is read, and its values at these queries for each draw."""
     pos, sites = torch.arange(n), method.sites()
+    queries = slice(rows.start, rows.stop)
     site = next((name for name in QUANTITIES if name in sites), "")
     if site in ("replace", "score"):
         q, k = torch.randn(2, draws, n_heads, n, d_head)
@@ -122,20 +143,15 @@ def _values(
         hook = method.logits if site == "replace" else method.score_term
         bias = hook(q, pos, pos, content=Content(x, x, k))
         if bias is not None:
-            return site, _middle_row(bias, pos).expand(-1, n_heads, -1)
+            found = bias.rows(rows.start, rows.stop).to_dense(pos[queries], pos)
+            return site, found.expand(-1, n_heads, -1, -1)
         site = next((name for name in ("heads", "input", "value") if name in sites), "")
     if site == "heads":
         ones = torch.ones(1, n_heads, n, d_head)
         q, k = method.query_heads(ones, pos), method.key_heads(ones, pos)
-        return site, torch.einsum("bhd,bhkd->bhk", q[:, :, n // 2], k) / d_head
+        return site, torch.einsum("bhqd,bhkd->bhqk", q[:, :, queries], k) / d_head
     if site == "input":
         vectors = method.input_term(pos)
         assert vectors is not None
-        return site, (vectors @ vectors[n // 2] / vectors.shape[-1])[None, None]
-    return site, torch.zeros(1, 1, n)
-
-
-def _middle_row(bias: Bias, pos: Int[Tensor, " k"]) -> Float[Tensor, "b h k"]:
-    middle = len(pos) // 2
-    row = bias.rows(middle, middle + 1).to_dense(pos[middle : middle + 1], pos)
-    return row[:, :, 0]
+        return site, (vectors[queries] @ vectors.T / vectors.shape[-1])[None, None]
+    return site, torch.zeros(1, 1, len(rows), n)
