@@ -8,7 +8,8 @@ from scipy.stats import t as student
 from tables.results_folder import MISSING, ResultsFolder
 from whence.analysis.lm_results import SLIDING, Job, Language, Mean, Row, ranked
 from whence.analysis.results import worded
-from whence.report.lm_table import NONE, loss_text
+from whence.report.lm_table import loss_text
+from whence.report.text_table import NONE
 
 COMMAND = "python benchmarks/lm_gpu.py"
 MAIN = {

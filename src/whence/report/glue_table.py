@@ -1,13 +1,20 @@
 """The tables of `whence glue`: Table 3 in the slides' layout, how sure it is, what is won back."""
 
-from dataclasses import dataclass
-
-from whence.analysis.glue_results import FORMS, Cell, Difference, Glue, GlueRow, table, won_back
+from whence.analysis.glue_results import (
+    FORMS,
+    Cell,
+    Difference,
+    Glue,
+    GlueRow,
+    WonBack,
+    mean_difference,
+    mean_won_back,
+    table,
+    won_back,
+)
 from whence.analysis.slides_glue import KERNELS, MODEL, TABLE_3, is_of_the_slides
-from whence.checks import one_of
+from whence.report.text_table import NONE, TextTable, minus
 
-FORMATS = ("markdown", "latex")
-NONE = "–"  # noqa: RUF001
 TITLES = {
     "sst2": "SST-2",
     "mnli": "MNLI",
@@ -19,28 +26,7 @@ TITLES = {
     "rte": "RTE",
 }
 SURE = 0.05
-LATEX = {
-    "_": r"\_",
-    "%": r"\%",
-    "&": r"\&",
-    "#": r"\#",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-    "−": "$-$",  # noqa: RUF001
-    NONE: "--",
-}
-ESCAPED = str.maketrans(LATEX)
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """Cells of text; `bold` are the places (row, column) that stand out."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    bold: frozenset[tuple[int, int]]
-    caption: str
+MEAN = "mean of tasks"
 
 
 def tables(results: Glue) -> list[TextTable]:
@@ -68,7 +54,7 @@ def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
         scores = [_cell(cell) for cell in (row.baseline, *row.cells)]
         share = NONE if row.reduction is None else f"{row.reduction:.1%}"
         n = sorted({cell.n for cell in (row.baseline, *row.cells) if cell is not None})
-        cells.append((task_title(row.task), *scores, _signed(row.delta), _minus(share), _seeds(n)))
+        cells.append((task_title(row.task), *scores, _signed(row.delta), minus(share), _seeds(n)))
     return TextTable(
         f"({form}) {FORMS[form]}",
         head,
@@ -82,22 +68,20 @@ def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
 
 
 def _certainty(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
-    cells, bold = [], set()
-    for place, row in enumerate(rows):
-        for column, found in enumerate(row.differences, 1):
-            if found is not None and found.p is not None and found.p < SURE:
-                bold.add((place, column))
-        cells.append((task_title(row.task), *(_difference(found) for found in row.differences)))
-    tests = sum(found is not None for row in rows for found in row.differences)
+    found = [(task_title(row.task), one) for row in rows for one in row.differences]
+    tests = sum(one is not None and one.p is not None for _, one in found)
+    found += [(MEAN, mean_difference(results, form, s)) for s in results.kernels]
+    cells = [(name, *_difference(one)) for name, one in found if one is not None]
+    sure = [one.p is not None and one.p < SURE for _, one in found if one is not None]
     return TextTable(
         f"({form}) how sure: S less the baseline, seed by seed",
-        ("task", *(f"S = {s}" for s in results.kernels)),
+        ("task", "S", "difference", "95% interval", "p", "seeds better"),
         tuple(cells),
-        frozenset(bold),
-        "Mean difference over seeds with its 95% interval and p of Student's paired test (bold: "
-        f"below {SURE}), then how many seeds are better. Of {tests} tests without any effect "
-        f"{SURE * tests:.1f} would be below {SURE} by chance. It tells whether another seed would "
-        "give the same sign, not whether other rows would.",
+        frozenset((place, 2) for place, is_sure in enumerate(sure) if is_sure),
+        "Mean difference over seeds with its 95% interval and p, by Student's paired test (bold: "
+        f"p below {SURE}). Of {tests} tests without any effect {SURE * tests:.1f} would be below "
+        f"{SURE} by chance. The last rows weigh tasks alike, with Welch's degrees of freedom. A "
+        "test tells whether other seeds would give the same sign, not whether other rows would.",
     )
 
 
@@ -105,21 +89,15 @@ def _won_back(results: Glue) -> TextTable | None:
     found = won_back(results)
     if not found:
         return None
+    means = [mean_won_back(results, s) for s in results.kernels]
+    every = [*found, *(one for one in means if one is not None)]
     rows = []
-    for task in results.tasks:
-        mine = {one.kernels: one for one in found if one.task == task}
-        if not mine:
-            continue
-        lost = next(iter(mine.values())).lost
-        shares = []
-        for s in results.kernels:
-            one = mine.get(s)
-            if one is None or one.share is None:
-                shares.append(NONE)
-                continue
-            inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
-            shares.append(_minus(f"{one.share:.0%} ({inside})"))
-        rows.append((task_title(task), _minus(f"{lost:.1f}"), *shares))
+    for task in (*results.tasks, ""):
+        mine = {one.kernels: one for one in every if one.task == task}
+        if mine:
+            lost = minus(f"{next(iter(mine.values())).lost:.1f}")
+            shares = (won_back_text(mine.get(s)) for s in results.kernels)
+            rows.append((task_title(task) or MEAN, lost, *shares))
     return TextTable(
         "what kernels win back of what leaving the position embeddings out loses",
         ("task", "lost", *(f"S = {s}" for s in results.kernels)),
@@ -127,8 +105,17 @@ def _won_back(results: Glue) -> TextTable | None:
         frozenset(),
         "Lost: mean points from the baseline of (a) to that of (b). Shares: how much of it (b) "
         "with S kernels wins back, with the 95% interval of resampled seeds; no interval where the "
-        "loss itself is not told from 0.",
+        "loss itself is not told from 0. The last row is all that is won back over all that is "
+        "lost.",
     )
+
+
+def won_back_text(one: WonBack | None) -> str:
+    """A share with its interval."""
+    if one is None or one.share is None:
+        return NONE
+    inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
+    return minus(f"{one.share:.0%} ({inside})")
 
 
 def _slides(results: Glue, form: str) -> TextTable:
@@ -157,52 +144,6 @@ def reasons(results: Glue) -> list[str]:
     ]
 
 
-def formatted(results: Glue, form: str) -> str:
-    """All tables as Markdown, or as LaTeX for booktabs."""
-    one_of("format", form, FORMATS)
-    write = markdown if form == "markdown" else latex
-    return "\n\n".join(write(one) for one in tables(results))
-
-
-def markdown(found: TextTable) -> str:
-    """A heading, the table and its caption."""
-    lines = [_line(found.head), _line(["---", *["---:"] * (len(found.head) - 1)])]
-    for place, row in enumerate(found.rows):
-        cells = [f"**{x}**" if (place, c) in found.bold else x for c, x in enumerate(row)]
-        lines.append(_line(cells))
-    return "\n".join([f"### {found.title}", "", *lines, "", found.caption])
-
-
-def latex(found: TextTable) -> str:
-    """A table for booktabs."""
-    rows = []
-    for place, row in enumerate(found.rows):
-        plain = [text.translate(ESCAPED) for text in row]
-        cells = [rf"\textbf{{{x}}}" if (place, c) in found.bold else x for c, x in enumerate(plain)]
-        rows.append(" & ".join(cells) + r" \\")
-    head = " & ".join(text.translate(ESCAPED) for text in found.head) + r" \\"
-    caption = f"{found.title}. {found.caption}".translate(ESCAPED)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * (len(found.head) - 1)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\caption{{{caption}}}",
-            r"\end{table}",
-        ]
-    )
-
-
-def _line(cells: "list[str] | tuple[str, ...]") -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def task_title(task: str) -> str:
     """A task as papers write it."""
     return TITLES.get(task, task)
@@ -221,20 +162,19 @@ def _cell(cell: Cell | None) -> str:
     if cell is None:
         return NONE
     spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
-    return _minus(f"{cell.median:.1f}{spread}")
+    return minus(f"{cell.median:.1f}{spread}")
 
 
-def _difference(found: Difference | None) -> str:
-    if found is None:
-        return NONE
-    inside = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
-    p = "" if found.p is None else f" p = {found.p:.2g}"
-    return _minus(f"{found.mean:+.1f}{inside}{p}, {found.better} of {found.n}")
+def _difference(found: Difference) -> tuple[str, ...]:
+    inside = NONE if found.low is None else f"{found.low:+.1f} to {found.high:+.1f}"
+    better = f"{found.better} of {found.n}"
+    return str(found.kernels), _signed(found.mean), minus(inside), p_text(found.p), better
+
+
+def p_text(p: float | None) -> str:
+    """A probability to two digits."""
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def _signed(number: float | None) -> str:
-    return NONE if number is None else _minus(f"{number:+.1f}")
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "−")  # noqa: RUF001
+    return NONE if number is None else minus(f"{number:+.1f}")
