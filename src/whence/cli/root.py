@@ -27,6 +27,7 @@ from whence.cli.methods import methods
 from whence.cli.params import params
 from whence.cli.report import report
 from whence.cli.tune import tune
+from whence.cli.whole_sentences import WholeSentences
 
 # Plain help and errors: they stay greppable, and an error's last line says all of it.
 app = typer.Typer(
@@ -59,7 +60,7 @@ def _version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback()
+@app.callback(cls=WholeSentences)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
