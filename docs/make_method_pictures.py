@@ -13,6 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tables.methods import BEGIN_AT_ZERO
 from whence.analysis import LagCurves, position_matrix
 from whence.analysis.lag_curves import curves_of
 from whence.method import PositionMethod
@@ -24,14 +25,13 @@ from whence.report.style import ATTENTION, AXIS, FAINT, LAG, title
 FOLDER = Path(__file__).resolve().parent / "methods"
 HEADS, D_HEAD, REACH = 4, 32, 64
 LENGTH = 36  # of the matrix: a square, for the methods of images
-BEGIN_AT_ZERO = ("cope",)  # the page of such a method says that the picture is not its start
 
 
 def draw(name: str) -> Figure:
     """Curves on the left, for every head; on the right the matrix of the first head."""
     shape = {"n_heads": HEADS, "d_head": D_HEAD}
     curves = curves_of(new(name, 2 * REACH + 1), name=name, reach=REACH, **shape)
-    matrix = position_matrix(new(name, LENGTH), length=LENGTH, **shape)[0]
+    matrix = position_matrix(new(name, LENGTH), n=LENGTH, **shape)[1][0]
     figure = Figure(figsize=(6.4, 2.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.65, 1))
     draw_panel(left, curves, head_colors(HEADS))

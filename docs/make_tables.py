@@ -4,8 +4,9 @@
     python docs/make_tables.py --check   exit with 1 if a file is out of date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is the function in
-docs/tables that makes it of what is stored in `results`; on the page of a method, NAME of METHOD.
-One whose results are not there says so, or is left out with its heading.
+docs/tables that makes it of what is stored in `results`. On the page of a method, or of a package
+of the API, it is `<!-- table: NAME of PAGE -->`. One whose results are not there says so, or is
+left out with its heading.
 """
 
 import re
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tables import (
+    api,
     choosing,
     commands,
     cpu,
@@ -26,6 +28,7 @@ from tables import (
     methods,
     minilm,
     model_cost,
+    shaw_algorithms,
 )
 from tables.results_folder import ResultsFolder
 
@@ -46,6 +49,8 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         cpu.cpu_tisa,
         cpu.cpu_shaw,
         cpu.cpu_bars,
+        shaw_algorithms.shaw_cpu,
+        shaw_algorithms.shaw_gpu,
         gpu.gpu,
         gpu.gpu_short,
         gpu.gpu_findings,
@@ -63,6 +68,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         glue.glue_setting,
         model_cost.model_cost,
         model_cost.cost_findings,
+        model_cost.translation_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         lm_cost.units_cost,
@@ -73,9 +79,10 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         criteria.notes,
     )
 }
-OF_A_METHOD: dict[str, Callable[[ResultsFolder, str], str]] = {
+OF_A_PAGE: dict[str, Callable[[ResultsFolder, str], str]] = {
     table.__name__: table
     for table in (
+        api.api,
         methods.method_facts,
         methods.method_measured,
         methods.method_definition,
@@ -86,8 +93,8 @@ OF_A_METHOD: dict[str, Callable[[ResultsFolder, str], str]] = {
 def filled(text: str, stored: ResultsFolder) -> str:
     """The text with every table made anew."""
 
-    def made(name: str, method: str | None) -> str:
-        return TABLES[name](stored) if method is None else OF_A_METHOD[name](stored, method)
+    def made(name: str, page: str | None) -> str:
+        return TABLES[name](stored) if page is None else OF_A_PAGE[name](stored, page)
 
     return BLOCK.sub(lambda block: block[1] + made(block[2], block[3]) + block[4], text)
 

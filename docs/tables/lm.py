@@ -1,5 +1,6 @@
 """Language modelling: what the comparison found, how sure it is, and with what it was made."""
 
+from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -288,6 +289,7 @@ def _corpus(run: Language) -> str:
     )
 
 
+@cache
 def language(stored: ResultsFolder, name: str) -> Language | None:
     """One comparison, or None where it has not been run."""
     path = stored.path(f"lm/{name}/lm.json")

@@ -2,14 +2,12 @@
 
 import inspect
 import re
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tables.criteria import MARKS
-from tables.lm import MAIN
+from tables.lm import MAIN, language
 from tables.results_folder import ResultsFolder
 from whence.analysis import Entry, describe, entry
 from whence.analysis.lm_results import Language, Row, ranked
@@ -17,6 +15,7 @@ from whence.methods import CONTEXT, METHODS, counts_once
 from whence.report.lm_table import NONE, loss_text
 
 LONG = 8192  # tokens of the call that is described
+BEGIN_AT_ZERO = ("cope",)  # drawn with parameters from N(0, 1)
 NUMBERS = {"parameters", "loss at 512", "at 8,192", "less RoPE at 512", "rank at 512"}
 
 
@@ -29,14 +28,17 @@ def method_index(stored: ResultsFolder) -> str:
         sites = ", ".join(found.sites) or "none"
         causal = " (causal only)" if found.causal_only else ""
         count = f"{found.parameters:,}"
-        rows.append([f"[`{name}`]({name}.md)", what, sites + causal, count, _links(found.paper)])
-    return _table(["method", "what it is", "sites", "parameters", "paper"], rows)
+        rows.append([f"[`{name}`]({name}.md)", what, sites + causal, count])
+    return _table(["method", "what it is", "sites", "parameters"], rows)
 
 
 def method_facts(stored: ResultsFolder, name: str) -> str:
     """Its picture, and where it enters, what it costs and what attention makes of it."""
     found, cls = entry(name), METHODS[name]
-    picture = f"![Lag curves of {name} before training, and its first head as a matrix]({name}.svg)"
+    picture = f"![Lag curves of {name}, and its first head as a matrix]({name}.svg)"
+    start = "Before any training"
+    if name in BEGIN_AT_ZERO:
+        start = "It begins at zero; here its parameters are drawn from N(0, 1)"
     facts = {
         "in a text": f"`{_shortest(found)}`",
         "sites": (", ".join(found.sites) or "none")
@@ -46,7 +48,11 @@ def method_facts(stored: ResultsFolder, name: str) -> str:
         "paper": _paper(found.paper),
     }
     first, *others = ([key, text] for key, text in facts.items())
-    return f"{picture}\n\n{_table(first, others)}"
+    told = (
+        f"*{start}: four heads at each lag, and the first of them for 36 positions, coloured over "
+        "its own range.*"
+    )
+    return f"{picture}\n\n{told}\n\n{_table(first, others)}"
 
 
 def method_definition(stored: ResultsFolder, name: str) -> str:
@@ -101,12 +107,6 @@ def _runs_as(name: str) -> str:
     return "; ".join([*terms, f"on a GPU run by `{described.explanation.chosen}`"])
 
 
-def _links(paper: str) -> str:
-    """The arXiv numbers as links; the authors stand in the summary."""
-    numbers = re.findall(r"arXiv:(\d{4}\.\d{4,5})", paper)
-    return ", ".join(f"[{n}](https://arxiv.org/abs/{n})" for n in numbers)
-
-
 def _paper(paper: str) -> str:
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
 
@@ -137,9 +137,9 @@ def _why(cell: dict[str, Any]) -> str:
 def _language(stored: ResultsFolder, name: str) -> str:
     lines = []
     for corpus, title in MAIN.items():
-        run = _run(stored.path(f"lm/{corpus}/lm.json"))
-        rows = {row.method.partition(":")[0]: row for row in ranked(run)}
-        if name in rows:
+        run = language(stored, corpus)
+        rows = {} if run is None else {row.method.partition(":")[0]: row for row in ranked(run)}
+        if run is not None and name in rows:
             lines.append([title, *_losses(run, rows, name)])
     if not lines:
         return "It was not part of our [comparison on language modelling](../lm_results.md).\n"
@@ -149,11 +149,6 @@ def _language(stored: ResultsFolder, name: str) -> str:
     )
     titles = ["trained on", "loss at 512", "at 8,192", "less RoPE at 512", "rank at 512"]
     return f"{_table(titles, lines)}\n{told}\n"
-
-
-@cache
-def _run(path: Path) -> Language:
-    return Language.load(path)
 
 
 def _losses(run: Language, rows: dict[str, Row], name: str) -> list[str]:

@@ -7,6 +7,8 @@ import torch
 
 from whence import METHODS, build
 from whence.analysis import lag_curves, position_matrix
+from whence.lag import LagBias
+from whence.method import Content
 from whence.report import draw_lag_curves
 
 
@@ -68,10 +70,11 @@ def test_the_curve_is_a_row_of_the_matrix() -> None:
         curves = lag_curves(name, n_heads=2, d_head=4, reach=5)
         torch.manual_seed(0)
         method = build(name, n_heads=2, d_head=4, max_length=11)
-        matrix = position_matrix(method, n_heads=2, d_head=4, length=11)
+        site, matrix = position_matrix(method, n_heads=2, d_head=4, n=11)
+        assert site == curves.site
         assert matrix.shape == (2, 11, 11)
         torch.testing.assert_close(matrix[:, 5], curves.mean.expand(2, -1))
-    causal = position_matrix(build("xpos", n_heads=2, d_head=4), n_heads=2, d_head=4, length=3)
+    _, causal = position_matrix(build("xpos", n_heads=2, d_head=4), n_heads=2, d_head=4, n=3)
     torch.testing.assert_close(causal.isnan()[0], torch.ones(3, 3).triu(1).bool())
 
 
@@ -95,3 +98,19 @@ def test_the_figure_has_a_panel_for_each_method_with_a_line_for_each_head() -> N
     assert [panel.get_title(loc="left") for panel in panels] == ["tisa", "rope", "nope"]
     rules = 2  # the lines through zero
     assert [len(panel.lines) - rules for panel in panels] == [4, 1, 1]
+
+
+def test_only_the_middle_query_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them would be n x n numbers: a band of n lags for each of n queries."""
+    method = build("transformer_xl", n_heads=2, d_head=4, d_model=8)
+    asked = []
+
+    def score_term(self: type, q: torch.Tensor, *rest: torch.Tensor, content: Content) -> LagBias:
+        asked.append((q.shape[2], content.x_q.shape[1]))
+        return original(self, q, *rest, content=content)
+
+    original = type(method).score_term
+    monkeypatch.setattr(type(method), "score_term", score_term)
+    curves = lag_curves("transformer_xl", n_heads=2, d_head=4, reach=300, draws=2)
+    assert asked == [(1, 1)]
+    assert curves.mean.shape == (2, 601)

@@ -27,7 +27,7 @@ from whence.bench import PEERS
 from whence.cli.root import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 WIDTH = 100  # of the terminal that the printed tables are from
 
@@ -102,6 +102,7 @@ def test_every_command_of_a_page_is_understood_and_prints_what_it_says(
         ("whence lm --methods tisa --dta text.txt", "No such option: --dta"),
         ("whence lm --methods tisa:colour=3,t5 --data text.txt", "colour"),
         ("whence explain tisa+alibbi", "alibbi"),
+        ("whence methods tissa", "tissa"),
         ("make tests", "no target"),
         ("python docs/make_tabels.py", "there is no docs/make_tabels.py"),
         ("python docs/make_tables.py --chek", "knows no ['--chek']"),

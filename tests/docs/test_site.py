@@ -44,8 +44,15 @@ def test_a_link_leads_to_the_same_file_in_the_repository_and_in_the_site() -> No
 
 
 def test_files_outside_docs_that_pages_link_to_are_found() -> None:
-    assert "results/lm/python/length.png" in site_links.targets("docs/choosing.md")
+    assert "results/lm/python/length.png" in site_links.targets("docs/lm_results.md")
     assert "docs/own_method.md" in site_links.targets("CONTRIBUTING.md")
+
+
+def test_make_docs_does_not_silence_the_warnings_that_it_counts() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ndocs:")[2]
+    (command,) = re.findall(r"mkdocs build[^>]*", recipe)
+    assert "--strict" in command
+    assert "--quiet" not in command  # with it mkdocs counts no warning, and every build succeeds
 
 
 @pytest.mark.slow  # `make docs` builds it too

@@ -1,4 +1,7 @@
-"""Command lines that pages print: what they are, and why one would not work."""
+"""Command lines that pages print: what they are, and why one would not work.
+
+Commands that need no data and take no time are run; of others the options and methods are read.
+"""
 
 import re
 import shlex
@@ -9,6 +12,7 @@ from typing import Any
 
 import torch
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from whence import build
 from whence.cli.root import app
@@ -18,6 +22,8 @@ PROGRAM = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(whence|make|pyt
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`\n]+)`")
 COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+QUICK = ("methods", "explain", "params")  # run, not only read
+OWN = "my_module"  # of the reader, and not to be had here
 SIZES = {"n_heads": 4, "d_head": 16, "d_model": 64, "max_length": 64, "causal": True}
 
 
@@ -49,13 +55,17 @@ def _whence(arguments: list[str]) -> str | None:
         return f"there is no command {name}"
     if any(x.startswith("[") or x.isupper() for x in rest):
         return None  # a form to be filled in
-    context = command.make_context(name, rest or ["--help"], resilient_parsing=not rest)
+    given = [*rest] or ["--help"]  # a copy: the parser empties it
+    context = command.make_context(name, given, resilient_parsing=not rest)
     specs = str(context.params.get("methods") or context.params.get("to") or "")
     method = context.params.get("method")
     for spec in filter(None, [*re.split(r",(?=[a-z_0-9]+(?:[:+,]|$))", specs), method]):
-        if "my_module" not in spec:
+        if OWN not in spec:
             with torch.device("meta"):
                 build(spec, **SIZES)
+    if name in QUICK and rest and OWN not in " ".join(rest):
+        done = CliRunner().invoke(app, arguments)
+        return None if done.exit_code == 0 else done.output
     return None
 
 

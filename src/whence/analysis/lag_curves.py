@@ -90,23 +90,31 @@ def curves_of(
 
 
 def position_matrix(
-    method: PositionMethod, *, n_heads: int, d_head: int, length: int, seed: int = 0
-) -> Float[Tensor, "h q k"]:
-    """What a method gives every pair of positions, in the quantity of its `curves_of`.
+    method: PositionMethod,
+    *,
+    n_heads: int,
+    d_head: int,
+    n: int,
+    seed: int = 0,
+    causal: bool = False,
+) -> tuple[str, Float[Tensor, "h n n"]]:
+    """What the curves are rows of: the site that was read, and its value for each query and key.
 
-    Of a method that looks at content, for one draw of it. Lags > 0 of a causal one are NaN.
+    Content, where a method looks at it, is one draw of normal content; `causal` has no lags > 0.
 
-        >>> method = build("alibi", n_heads=8, d_head=16)
-        >>> position_matrix(method, n_heads=8, d_head=16, length=3)[0].tolist()
-        [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]
+        >>> alibi = build("alibi", n_heads=8, d_head=4)
+        >>> site, matrix = position_matrix(alibi, n_heads=8, d_head=4, n=3)
+        >>> site, matrix[0, 0, 1:].tolist()
+        ('score', [-0.5, -1.0])
     """
-    at_least(1, n_heads=n_heads, d_head=d_head, length=length)
+    at_least(1, n_heads=n_heads, d_head=d_head, n=n)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        _, values = _values(method, n_heads, d_head, length, draws=1, rows=range(length))
-    pairs = values[0].float().expand(n_heads, -1, -1)
-    ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
-    return pairs.masked_fill(ahead, float("nan")) if method.causal_only else pairs
+        site, values = _values(method, n_heads, d_head, n, 1, slice(0, n))
+    matrix = values[0].float().expand(n_heads, -1, -1)
+    if causal or method.causal_only:
+        matrix = matrix.masked_fill(torch.ones(n, n).triu(1).bool(), float("nan"))
+    return site, matrix
 
 
 def _curves(
@@ -119,8 +127,8 @@ def _curves(
     *,
     causal: bool,
 ) -> LagCurves:
-    n = 2 * reach + 1
-    site, rows = _values(method, n_heads, d_head, n, draws, range(reach, reach + 1))
+    middle = slice(reach, reach + 1)
+    site, rows = _values(method, n_heads, d_head, 2 * reach + 1, draws, middle)
     lag = torch.arange(-reach, reach + 1)
     values = rows[:, :, 0].float()
     if causal:
@@ -131,27 +139,26 @@ def _curves(
 
 
 def _values(
-    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int, rows: range
+    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int, rows: slice
 ) -> tuple[str, Float[Tensor, "draws h q k"]]:
-    """The site that is read, and its values at these queries for each draw."""
+    """The site that is read, and its values at some queries for each draw."""
     pos, sites = torch.arange(n), method.sites()
-    queries = slice(rows.start, rows.stop)
     site = next((name for name in QUANTITIES if name in sites), "")
     if site in ("replace", "score"):
         q, k = torch.randn(2, draws, n_heads, n, d_head)
         x = torch.randn(draws, n, n_heads * d_head)
         hook = method.logits if site == "replace" else method.score_term
-        bias = hook(q, pos, pos, content=Content(x, x, k))
+        # These queries alone: with all of them, methods that read content have n x n numbers.
+        bias = hook(q[:, :, rows], pos[rows], pos, content=Content(x[:, rows], x, k))
         if bias is not None:
-            found = bias.rows(rows.start, rows.stop).to_dense(pos[queries], pos)
-            return site, found.expand(-1, n_heads, -1, -1)
+            return site, bias.to_dense(pos[rows], pos).expand(-1, n_heads, -1, -1)
         site = next((name for name in ("heads", "input", "value") if name in sites), "")
     if site == "heads":
         ones = torch.ones(1, n_heads, n, d_head)
         q, k = method.query_heads(ones, pos), method.key_heads(ones, pos)
-        return site, torch.einsum("bhqd,bhkd->bhqk", q[:, :, queries], k) / d_head
+        return site, torch.einsum("bhqd,bhkd->bhqk", q[:, :, rows], k) / d_head
     if site == "input":
         vectors = method.input_term(pos)
         assert vectors is not None
-        return site, (vectors[queries] @ vectors.T / vectors.shape[-1])[None, None]
-    return site, torch.zeros(1, 1, len(rows), n)
+        return site, (vectors[rows] @ vectors.T / vectors.shape[-1])[None, None]
+    return site, torch.zeros(1, 1, len(pos[rows]), n)

@@ -19,7 +19,7 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Where inspect, compare-checkpoints, lm or glue wrote; several of a kind."
+            help="Where inspect, compare-checkpoints, lm, glue or translate wrote; several alike."
         ),
     ],
     out: Annotated[
@@ -93,8 +93,10 @@ def _experiment(folder: Path) -> "ExperimentReport[Any] | None":
     """The experiment whose results are in a folder; None where they are of whence inspect."""
     from whence.report.glue_report import GLUE_REPORT
     from whence.report.lm_report import LM_REPORT
+    from whence.report.translation_report import TRANSLATION_REPORT
 
-    return next((report for report in (LM_REPORT, GLUE_REPORT) if report.is_in(folder)), None)
+    reports = (LM_REPORT, GLUE_REPORT, TRANSLATION_REPORT)
+    return next((report for report in reports if report.is_in(folder)), None)
 
 
 def _origin(experiment: "ExperimentReport[Any] | None") -> str:

@@ -26,6 +26,7 @@ from whence.cli.lm import lm
 from whence.cli.methods import methods
 from whence.cli.params import params
 from whence.cli.report import report
+from whence.cli.translate import translate
 from whence.cli.tune import tune
 from whence.cli.whole_sentences import WholeSentences
 
@@ -51,6 +52,7 @@ app.command()(bench)
 app.command()(tune)
 app.command()(lm)
 app.command()(glue)
+app.command()(translate)
 
 
 def _version(wanted: bool) -> bool:
