@@ -29,6 +29,7 @@ COMMANDS = {
     "lm": "lm --methods nope --data absent.txt",
     "glue": "glue --model absent --data absent",
     "distill": "distill absent --out distilled",
+    "translate": "translate --data absent --source en --target de",
 }
 RUNS = {
     "inspect",
@@ -43,6 +44,7 @@ PROMISED = {
     "glue": "import whence.experiments.glue.sweep, sklearn.metrics, whence.hf",
     "hf": "import whence.hf, whence.models; whence.models.WhenceForCausalLM",
     "plot": "import whence.report",
+    "translate": "import whence.experiments.translation.sweep, sacrebleu.metrics, whence.hf",
 }
 
 
