@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 OUT ?= out
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-all test-gpu lint format bench clean
+.PHONY: help demo docs test test-all test-gpu notebooks lint format bench clean
 
 help:
 	@echo "make demo     lag curves, what a real model knows, four methods trained, into $(OUT)/"
@@ -18,6 +18,7 @@ help:
 	@echo "make test     all checks, and all tests but the slow ones and those for a GPU"
 	@echo "make test-all all checks, and the slow tests too"
 	@echo "make test-gpu the tests that need an NVIDIA GPU"
+	@echo "make notebooks run the notebooks of examples/, in under a minute"
 	@echo "make lint     ruff, mypy and the layer contract"
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make bench    time and memory on this CPU"
@@ -85,6 +86,9 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
 	  echo "make test-gpu needs an NVIDIA GPU that PyTorch can see." >&2; exit 1; }
 	@$(BIN)/pytest -m gpu
+
+notebooks: $(MODEL)
+	@$(BIN)/python examples/run_notebooks.py
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix-only .

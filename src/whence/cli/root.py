@@ -21,6 +21,7 @@ from whence.cli.report import report
 from whence.cli.translate import translate
 from whence.cli.tune import tune
 from whence.cli.typer_app import empty_app
+from whence.cli.whole_sentences import WholeSentences
 
 app = empty_app()
 app.command()(methods)
@@ -47,7 +48,7 @@ def _version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback()
+@app.callback(cls=WholeSentences)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
