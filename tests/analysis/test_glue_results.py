@@ -162,6 +162,15 @@ def test_where_nothing_is_lost_there_is_no_share(lost: float) -> None:
     assert won_back(results(scores))[0].share is None
 
 
+def test_a_share_has_no_interval_where_a_seed_loses_nothing() -> None:
+    """Resampled, that seed alone would be divided by."""
+    scores = {("a", 0): [80.0, 82.0, 84.0], ("b", 0): [75.0, 77.0, 84.0]}
+    scores |= {("a", 1): [80.0, 82.0, 84.0], ("b", 1): [76.0, 78.0, 85.0]}
+    (found,) = won_back(results({key: list(row) for key, row in scores.items()}))
+    assert found.share == pytest.approx(0.3)
+    assert (found.low, found.high) == (None, None)
+
+
 def test_one_form_alone_wins_nothing_back() -> None:
     assert won_back(results({("b", 0): [70.0], ("b", 1): [71.0]})) == ()
 

@@ -141,7 +141,7 @@ class WonBack(Result):
 
     The mean over seeds of form (b) with S less form (b) without, over the mean of form (a) without
     kernels less form (b) without. `low` and `high` bound 95% of the shares of resampled seeds; None
-    with fewer than two seeds, or where the loss itself is not told from 0.
+    with fewer than two seeds, or where some resampled seeds lose nothing: a share of it is none.
     """
 
     task: str
@@ -255,7 +255,7 @@ def _share(task: str, kernels: int, pairs: list[Array]) -> WonBack:
         draw = np.random.default_rng(0).integers
         drawn = [pair[:, draw(pair.shape[1], size=(DRAWS, pair.shape[1]))] for pair in pairs]
         losses, wins = np.mean([part.mean(axis=2) for part in drawn], axis=0)
-        if np.quantile(losses, 0.025) > 0:
+        if losses.min() > 0:
             low, high = np.quantile(wins / losses, (0.025, 0.975)).tolist()
     n = sum(pair.shape[1] for pair in pairs)
     return WonBack(task, kernels, lost, won, share, low, high, n)

@@ -11,7 +11,15 @@ from whence.analysis.glue_results import (
 )
 from whence.report.glue_figures import shown
 from whence.report.glue_plots import by_kernels
-from whence.report.glue_table import model_name, p_text, reasons, tables, task_title
+from whence.report.glue_table import (
+    certainty_tables,
+    model_name,
+    p_text,
+    reasons,
+    score_tables,
+    slides_tables,
+    task_title,
+)
 from whence.report.html_page import Section, html_page
 from whence.report.lm_plots import heads
 from whence.report.text_table import minus
@@ -77,7 +85,11 @@ def _interval(inside: str) -> str:
 
 
 def _tables(results: Glue) -> Section:
-    values = {"tables": tables(results), "reasons": reasons(results)}
+    columns = [
+        [*score_tables(results), *slides_tables(results)],
+        certainty_tables(results),
+    ]
+    values = {"columns": columns, "reasons": reasons(results)}
     return Section("tables", "Tables", "glue/tables.html", values)
 
 

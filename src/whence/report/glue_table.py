@@ -31,16 +31,27 @@ MEAN = "mean of tasks"
 
 def tables(results: Glue) -> list[TextTable]:
     """Everything there is to show, the slides' own numbers last where the model is theirs."""
+    return [*score_tables(results), *certainty_tables(results), *slides_tables(results)]
+
+
+def score_tables(results: Glue) -> list[TextTable]:
+    """Table 3 in each form, and what is won back."""
     rows = table(results)
-    found = []
-    for form in results.forms:
-        mine = [row for row in rows if row.form == form]
-        found += [_scores(results, form, mine), _certainty(results, form, mine)]
+    found = [_scores(results, f, [row for row in rows if row.form == f]) for f in results.forms]
     recovered = _won_back(results)
-    found += [recovered] if recovered is not None else []
-    if is_of_the_slides(str(results.config["model"])):
-        found += [_slides(results, form) for form in results.forms]
-    return found
+    return found if recovered is None else [*found, recovered]
+
+
+def certainty_tables(results: Glue) -> list[TextTable]:
+    """How sure the differences of each form are."""
+    rows = table(results)
+    return [_certainty(results, f, [row for row in rows if row.form == f]) for f in results.forms]
+
+
+def slides_tables(results: Glue) -> list[TextTable]:
+    """The slides' own numbers, where the model is theirs."""
+    same = is_of_the_slides(str(results.config["model"]))
+    return [_slides(results, form) for form in results.forms] if same else []
 
 
 def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
@@ -71,7 +82,7 @@ def _certainty(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
     found = [(task_title(row.task), one) for row in rows for one in row.differences]
     tests = sum(one is not None and one.p is not None for _, one in found)
     found += [(MEAN, mean_difference(results, form, s)) for s in results.kernels]
-    cells = [(name, *_difference(one)) for name, one in found if one is not None]
+    cells = [(name, *difference_cells(one)) for name, one in found if one is not None]
     sure = [one.p is not None and one.p < SURE for _, one in found if one is not None]
     return TextTable(
         f"({form}) how sure: S less the baseline, seed by seed",
@@ -99,13 +110,13 @@ def _won_back(results: Glue) -> TextTable | None:
             shares = (won_back_text(mine.get(s)) for s in results.kernels)
             rows.append((task_title(task) or MEAN, lost, *shares))
     return TextTable(
-        "what kernels win back of what leaving the position embeddings out loses",
+        "what kernels win back of the loss from (a) to (b)",
         ("task", "lost", *(f"S = {s}" for s in results.kernels)),
         tuple(rows),
         frozenset(),
         "Lost: mean points from the baseline of (a) to that of (b). Shares: how much of it (b) "
-        "with S kernels wins back, with the 95% interval of resampled seeds; no interval where the "
-        "loss itself is not told from 0. The last row is all that is won back over all that is "
+        "with S kernels wins back, with the 95% interval of resampled seeds; no interval where "
+        "some seeds lose nothing. The last row is all that is won back over all that is "
         "lost.",
     )
 
@@ -114,7 +125,7 @@ def won_back_text(one: WonBack | None) -> str:
     """A share with its interval."""
     if one is None or one.share is None:
         return NONE
-    inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
+    inside = NONE if one.low is None else f"{100 * one.low:.0f} to {one.high:.0%}"
     return minus(f"{one.share:.0%} ({inside})")
 
 
@@ -165,7 +176,8 @@ def _cell(cell: Cell | None) -> str:
     return minus(f"{cell.median:.1f}{spread}")
 
 
-def _difference(found: Difference) -> tuple[str, ...]:
+def difference_cells(found: Difference) -> tuple[str, ...]:
+    """S, the difference, its interval, p, and the seeds that are better."""
     inside = NONE if found.low is None else f"{found.low:+.1f} to {found.high:+.1f}"
     better = f"{found.better} of {found.n}"
     return str(found.kernels), _signed(found.mean), minus(inside), p_text(found.p), better

@@ -97,6 +97,7 @@ class Plan:
         self._n_given = n_given
         self._rooms: list[Room] = []  # memory of each made slot
         self._steps: list[tuple[str, Step]] = []  # (stream, step)
+        self._sided = False  # whether a step is on the second stream
         self._arguments: list[object] = []  # constants of the plan; None in the place of a getter
         self._getters: dict[object, tuple[int, Getter]] = {}  # by group: its place, and the getter
         self._as_tensor = set[int]()  # slots that are returned or given to PyTorch
@@ -156,6 +157,7 @@ class Plan:
         the launches that follow, and the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
+        self._sided = self._sided or side
         options = {"num_warps": warps, "num_stages": stages}
         if registers is not None:
             options["maxnreg"] = registers
@@ -227,7 +229,7 @@ class Plan:
         return tuple([None if x is None else tensors[x.index] for x in self.results])
 
     def _start(self, arguments: list[Any], tensors: list[Any]) -> None:
-        if not any(stream == "side" for stream, _ in self._steps):
+        if not self._sided:
             handle = torch._C._cuda_getCurrentRawStream(self.device.index)
             for _, step in self._steps:
                 step(arguments, tensors, handle)
