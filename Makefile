@@ -10,10 +10,11 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 OUT ?= out
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint format bench clean
+.PHONY: help demo docs test test-all test-gpu lint format bench clean
 
 help:
 	@echo "make demo     lag curves, what a real model knows, four methods trained, into $(OUT)/"
+	@echo "make docs     the documentation site, into $(OUT)/site"
 	@echo "make test     all checks, and all tests but the slow ones and those for a GPU"
 	@echo "make test-all all checks, and the slow tests too"
 	@echo "make test-gpu the tests that need an NVIDIA GPU"
@@ -44,6 +45,12 @@ $(MODEL): $(INSTALLED)
 # All of it takes under four minutes on two quiet cores.
 demo: $(MODEL)
 	@$(BIN)/whence demo --out $(OUT)
+
+# Strict: a broken link, or a page that the navigation lacks, is an error (with --quiet none would be).
+docs: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site >$(VENV)/.docs 2>&1 || { \
+	  grep -v '^INFO' $(VENV)/.docs >&2; exit 1; }
+	@echo "$(OUT)/site/index.html; for the search: python -m http.server -d $(OUT)/site"
 
 lint: $(INSTALLED)
 	@echo "ruff check";  $(BIN)/ruff check --quiet .

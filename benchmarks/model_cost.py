@@ -3,48 +3,18 @@
     python benchmarks/model_cost.py --prepare [--lengths 128,512,2048] [--modes called,compiled]
 
 12 layers of 768, 12 heads, a vocabulary of 32,000, 16,384 tokens a step; forward, backward and
-fused AdamW under bfloat16 autocast. Modes are "called", "compiled" (torch.compile) and
-"reduce-overhead" (torch.compile with CUDA graphs). All models of a length are in memory and take
-turns of 8 steps, so that a drift of the clock is a drift of all. A turn is timed as a whole, as
-people train: the host may be ahead of the GPU. The cost is the median of a method's turns over that
-of NoPE's turns, less 1.
-
-Compiling takes most of the time. With `--prepare`, first a process for each method and length
-compiles and runs two steps, side by side, into the disk caches of Inductor and Triton. A method
-that fails has its reason in the results, and the others go on.
+fused AdamW under bfloat16 autocast. How it is measured: benchmarks/training_turns.py.
 """
 
-import argparse
-import gc
-import os
-import re
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import median
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-import torch.multiprocessing as mp
 
-from lm_clock import forget, seconds_a_step
-from whence.bench.machine import machine
-from whence.bench.session import first_line
-from whence.files import write_json
+import training_turns
+from training_turns import CALLED, Study, Trained
 from whence.models import WhenceConfig, WhenceForCausalLM
-
-ROOT = Path(__file__).resolve().parent.parent
-METHODS = "nope,rope,tisa:kernels=5,t5,alibi,shaw:clip=16"
-BASELINE, CALLED, GRAPHED = "nope", "called", "reduce-overhead"
-COMPILERS = {"compiled": None, GRAPHED: GRAPHED}  # the mode of torch.compile
-ROUNDS, TURN = 3, 8  # turns of each method, and steps of a turn
-FIRST = 4  # steps before the first turn: CUDA graphs are recorded in the second and third
-PREPARING = 0.6  # the most of all seconds that the processes which compile may take
-TRIES, PAUSE = 30, 2.0  # of a process that compiles and finds the GPU's memory full
-SPENT = "not measured, the time was spent"
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,48 +29,23 @@ class Size:
     tokens: int = 16_384
 
 
-class Trained:
-    """A model with one method, its optimizer and its batch; it can be run in every mode."""
-
-    def __init__(self, method: str, size: Size, n: int, device: str) -> None:
-        torch.manual_seed(0)
-        config = WhenceConfig(
-            position=method,
-            vocab_size=size.vocabulary,
-            hidden_size=size.width,
-            intermediate_size=size.hidden,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            max_position_embeddings=8192,
-            use_cache=False,
-        )
-        with torch.device(device):
-            self.model: Any = WhenceForCausalLM(config).to(device).train()
-        self.device = device
-        self.ids = torch.randint(size.vocabulary, (max(1, size.tokens // n), n), device=device)
-        fused = {"fused": True} if device == "cuda" else {}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **fused)
-        self._compiled: dict[str, Any] = {}
-
-    def step(self, mode: str) -> None:
-        """Forward, backward, update."""
-        run = self.model
-        if mode != CALLED:
-            if mode not in self._compiled:
-                made = torch.compile(self.model, mode=COMPILERS[mode], dynamic=False)
-                self._compiled[mode] = made
-            run = self._compiled[mode]
-        if mode == GRAPHED:
-            torch.compiler.cudagraph_mark_step_begin()  # the last step's tensors may go
-        with torch.autocast(self.device, torch.bfloat16):
-            loss = run(input_ids=self.ids, labels=self.ids, use_cache=False).loss
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def turn(self, mode: str, steps: int) -> float:
-        """Milliseconds a step."""
-        return 1e3 * seconds_a_step(lambda: self.step(mode), self.device, steps)
+def language_model(method: str, n: int, size: Size, device: str) -> Trained:
+    """A causal language model, with its batch of sequences of n tokens."""
+    torch.manual_seed(0)
+    config = WhenceConfig(
+        position=method,
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=8192,
+        use_cache=False,
+    )
+    with torch.device(device):
+        model = WhenceForCausalLM(config)
+    ids = torch.randint(size.vocabulary, (max(1, size.tokens // n), n), device=device)
+    return Trained(model, {"input_ids": ids, "labels": ids, "use_cache": False}, device)
 
 
 def limit_of(method: str, n: int, mode: str) -> float | None:
@@ -113,201 +58,19 @@ def limit_of(method: str, n: int, mode: str) -> float | None:
     return {"tisa": 0.03, "t5": 0.04, "alibi": 0.04}.get(name)
 
 
-def prepare_one(method: str, n: int, modes: list[str], size: Size, device: str) -> None:
-    """Two steps in every mode, in a process of its own that ends with them.
-
-    Compiling needs little of the GPU's memory and a step much, so the processes seldom meet in it;
-    one that finds it full waits and tries again.
-    """
-    torch.set_num_threads(1)
-    start, said = time.monotonic(), "ready"
-    for attempt in range(TRIES):
-        try:
-            trained = Trained(method, size, n, device)
-            for mode in modes:
-                for _ in range(2):
-                    trained.step(mode)
-                    forget(device)
-            break
-        except Exception as error:
-            said = first_line(error)
-            full = "out of memory" in str(error).lower() or "ALLOC_FAILED" in str(error)
-            if not full or attempt == TRIES - 1:
-                break
-            said = "ready after waiting for memory"
-        trained = None  # type: ignore[assignment]
-        forget(device)
-        time.sleep(PAUSE)
-    print(f"prepare: n = {n}, {method}: {said}, {time.monotonic() - start:.0f} s", flush=True)
-
-
-def prepare(
-    jobs: list[tuple[str, int]],
-    modes: list[str],
-    size: Size,
-    device: str,
-    processes: int,
-    end: float,
-) -> None:
-    """Fill the compilers' caches, so many processes at once; those that are not ready are ended."""
-    # As many processes as cores: workers of Inductor's own would only take their turns.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    context = mp.get_context("spawn")
-    waiting, running = list(jobs), []
-    while (waiting or running) and time.monotonic() < end:
-        running = [process for process in running if process.is_alive()]
-        while waiting and len(running) < processes:
-            job = (*waiting.pop(0), modes, size, device)
-            running.append(context.Process(target=prepare_one, args=job, daemon=True))
-            running[-1].start()
-        time.sleep(0.2)
-    for process in running:
-        process.terminate()
-        process.join()
-    del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
-
-
-def measure_length(
-    n: int, methods: list[str], modes: list[str], size: Size, device: str, end: float
-) -> list[Record]:
-    """A record for each mode and method: its turns, or why there are none."""
-    torch._dynamo.reset()
-    forget(device)
-    records = [{"method": method, "n": n, "mode": mode} for mode in modes for method in methods]
-    models: dict[str, Trained] = {}
-    failed: dict[str, str] = {}
-    for method in methods:
-        try:
-            models[method] = Trained(method, size, n, device)
-        except Exception as error:
-            failed[method] = first_line(error)
-    for mode in modes:
-        mine = {record["method"]: record for record in records if record["mode"] == mode}
-        measure_mode(mode, mine, models, end)
-        for method, why in failed.items():
-            mine[method]["skipped"] = why
-        judge(mine)
-    return records
-
-
-def measure_mode(
-    mode: str, records: dict[str, Record], models: dict[str, Trained], end: float
-) -> None:
-    """Fill the records of one mode; a model that fails says why and leaves the turns."""
-    ready: list[str] = []
-    for method, model in models.items():
-        record, start = records[method], time.monotonic()
-        if start > end:
-            record["skipped"] = SPENT
-            continue
-        try:
-            model.turn(mode, FIRST)
-            record["first_seconds"] = round(time.monotonic() - start, 1)
-            record["turns"] = []
-            ready.append(method)
-        except Exception as error:
-            record["skipped"] = first_line(error)
-            model.optimizer.zero_grad(set_to_none=True)
-    gc.collect()
-    for shift in range(ROUNDS):
-        place = shift % max(1, len(ready))  # each follows each
-        for method in ready[place:] + ready[:place]:
-            if "skipped" in records[method]:
-                continue
-            try:
-                models[method].turn(mode, 1)  # the step after another model's does not count
-                records[method]["turns"].append(models[method].turn(mode, TURN))
-            except Exception as error:
-                records[method]["skipped"] = first_line(error)
-
-
-def judge(records: dict[str, Record]) -> None:
-    """Add the median, the spread, the cost over NoPE and the verdict to the records of one mode."""
-    for record in records.values():
-        turns = record.get("turns")
-        measured = turns and "skipped" not in record
-        record["ms"] = (
-            {"median": median(turns), "least": min(turns), "most": max(turns)} if measured else None
-        )
-    base = records[BASELINE]["ms"] if BASELINE in records else None
-    for method, record in records.items():
-        limit = limit_of(method, record["n"], record["mode"])
-        cost = record["ms"]["median"] / base["median"] - 1 if base and record["ms"] else None
-        held = None if cost is None or limit is None else cost <= limit
-        record |= {"cost": cost, "limit": limit, "held": held}
-        record.setdefault("skipped", None)
-
-
-def line(record: Record) -> str:
-    """A record as the table prints it, with its bar and verdict last."""
-    what = f"n = {record['n']:5,} {record['mode']:15} {record['method']:16}"
-    if record["ms"] is None:
-        return f"{what} {record['skipped']}"
-    ms = record["ms"]
-    text = f"{what} {ms['median']:7.2f} ms ({ms['least']:.2f} to {ms['most']:.2f})"
-    if record["cost"] is None or record["method"] == BASELINE:
-        return text
-    verdict = {True: "pass", False: "MISS", None: "-"}[record["held"]]
-    limit = "" if record["limit"] is None else f" (at most {record['limit']:.0%})"
-    return f"{text} {record['cost']:+6.1%}{limit} {verdict}"
-
-
-def split_methods(text: str) -> list[str]:
-    """Methods at the commas that do not begin another option of the same one."""
-    return re.split(r",(?!\w+=)", text)
+STUDY = Study(
+    "model_cost",
+    language_model,
+    Size(),
+    lengths="128,512,2048",
+    methods="nope,rope,tisa:kernels=5,t5,alibi,shaw:clip=16",
+    baseline="nope",
+    limit_of=limit_of,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", default="128,512,2048")
-    parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--modes", default="called,compiled", help="and reduce-overhead")
-    parser.add_argument("--prepare", action="store_true", help="fill the compilers' caches first")
-    parser.add_argument("--processes", type=int, default=14, help="that --prepare runs at once")
-    parser.add_argument("--seconds", type=float, default=540.0, help="after which it ends")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder")
-    parser.add_argument("--commit", help="of the sources, where git cannot tell")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    for name, value in asdict(Size()).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("benchmarks/model_cost.py needs an NVIDIA GPU, or --device cpu.", file=sys.stderr)
-        return 2
-    lengths = [int(n) for n in options.lengths.split(",")]
-    methods, modes = split_methods(options.methods), options.modes.split(",")
-    unknown = set(modes) - {CALLED, *COMPILERS}
-    if unknown:
-        parser.error(f"modes are called, {', '.join(COMPILERS)}; got {', '.join(sorted(unknown))}")
-    size = Size(**{name: getattr(options, name) for name in asdict(Size())})
-    # The models of all methods share their code, of which the compiler keeps 8 versions by default.
-    torch._dynamo.config.recompile_limit = 64
-    where = machine(options.device)
-    where["commit"] = options.commit or where["commit"]
-    start = time.monotonic()
-    config = {**asdict(size), "rounds": ROUNDS, "turn": TURN, "dtype": "bfloat16"}
-    results = {"config": config, "machine": where, "prepare_seconds": 0.0, "seconds": 0.0}
-    records: list[Record] = []
-    results["records"] = records
-    if options.prepare:
-        jobs = [(method, n) for n in lengths for method in methods]
-        end = start + PREPARING * options.seconds
-        prepare(jobs, modes, size, options.device, options.processes, end)
-        results["prepare_seconds"] = round(time.monotonic() - start, 1)
-        print(f"prepared in {results['prepare_seconds']:.0f} s", flush=True)
-    for n in lengths:
-        records += measure_length(n, methods, modes, size, options.device, start + options.seconds)
-        results["seconds"] = round(time.monotonic() - start, 1)
-        write_json(options.out / "model_cost.json", results)
-        for record in records[-len(methods) * len(modes) :]:
-            first = record.get("first_seconds")
-            print(line(record), "" if first is None else f"first steps {first} s", flush=True)
-    print(f"\nin {results['seconds']:.0f} s; wrote {options.out / 'model_cost.json'}")
-    for record in records:
-        print(line(record))
-    held = [record["held"] for record in records]
-    print(f"{held.count(True)} held, {held.count(False)} missed")
-    return 0
+    return training_turns.main(STUDY, __doc__.splitlines()[0], arguments)
 
 
 if __name__ == "__main__":

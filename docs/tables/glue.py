@@ -1,8 +1,11 @@
 """One real model on GLUE with TISA and without, in the layout of the slides' Table 3."""
 
+from dataclasses import replace
+
 from tables.results_folder import MISSING, ResultsFolder
 from whence.analysis.glue_results import Glue
-from whence.report.glue_table import TextTable, tables
+from whence.report.glue_table import tables
+from whence.report.text_table import markdown
 
 FILE = "glue/glue.json"
 
@@ -48,18 +51,8 @@ def _titled(stored: ResultsFolder, start: str) -> str:
     if not path.is_file():
         return _missing()
     found = [one for one in tables(Glue.load(path)) if one.title.startswith(start)]
-    return "\n".join(_markdown(one) for one in found)
+    return "\n\n".join(markdown(replace(one, title="")) for one in found) + "\n"
 
 
 def _missing() -> str:
     return MISSING.format("whence glue --config results/glue/glue.toml --out results/glue")
-
-
-def _markdown(found: TextTable) -> str:
-    head = f"| {' | '.join(found.head)} |"
-    rule = f"|---|{'---:|' * (len(found.head) - 1)}"
-    rows = []
-    for place, row in enumerate(found.rows):
-        cells = [f"**{x}**" if (place, c) in found.bold else x for c, x in enumerate(row)]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([head, rule, *rows, "", found.caption]) + "\n"

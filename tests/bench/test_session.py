@@ -58,6 +58,7 @@ def contender(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> Non
         ("eager-index", "alibi"),
         ("sdpa-dense", "kerple"),
         ("article", "shaw:clip=3"),
+        ("naive", "shaw:clip=3"),
         ("plain", "nope"),
     ],
 )
@@ -162,7 +163,8 @@ def test_what_cannot_run_here_does_not_fit_or_fails_is_left_out_with_the_reason(
         ("fails", "tisa", "NotImplementedError: no such kernel"),
         ("full", "tisa", "ran out of memory"),
         ("eager", "shaw", "a dense bias has no place for values by lag"),
-        ("article", "tisa", "the article's algorithm is for the method shaw"),
+        ("article", "tisa", "the article's attention is for the method shaw"),
+        ("naive", "shaw:per_head=true", "with tables that heads share"),
         ("whence:fused", "fire", "cannot run this call"),
         ("whence:auto", "cope", "for causal attention only"),
         ("huge", "tisa", "needs about 1000000 GB"),
@@ -227,6 +229,7 @@ def test_a_plan_is_a_product_that_puts_contenders_of_one_problem_together() -> N
         "eager-index",
         "sdpa-dense",
         "article",
+        "naive",
     }
     problems = [p.problem for p in points]
     changes = sum(a != b for a, b in itertools.pairwise(problems))

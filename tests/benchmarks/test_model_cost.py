@@ -8,7 +8,11 @@ import pytest
 import torch
 
 import model_cost
+import training_turns
+import translation_cost
+from tables.model_cost import cost_findings as findings
 from tables.model_cost import model_cost as table
+from tables.model_cost import translation_cost as translation_table
 from tables.results_folder import ResultsFolder
 
 SIZES = {"layers": 1, "width": 32, "hidden": 64, "heads": 2, "vocabulary": 64, "tokens": 32}
@@ -41,8 +45,13 @@ def measured(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_method_that_fails_says_why_and_the_others_are_measured(
-    tmp_path: Path, compiled: list[str | None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    compiled: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(training_turns, "ROUNDS", 2)
+    monkeypatch.setattr(training_turns, "TURN", 1)
     methods = "nope,tisa:kernels=2,start=zero,t5,nonsense"
     modes = "called,compiled,reduce-overhead"
     found = measured(tmp_path, "--lengths", "8,16", "--methods", methods, "--modes", modes)
@@ -56,9 +65,10 @@ def test_a_method_that_fails_says_why_and_the_others_are_measured(
             assert record["skipped"] == "it cannot be compiled"
         else:
             assert record["skipped"] is None
-            assert len(record["turns"]) == model_cost.ROUNDS
+            assert len(record["turns"]) == training_turns.ROUNDS
             nope = records[n, mode, "nope"]["ms"]["median"]
-            assert record["cost"] == record["ms"]["median"] / nope - 1
+            cost = None if method == "nope" else record["ms"]["median"] / nope - 1
+            assert record["cost"] == cost
             assert record["held"] in ((None,) if method == "nope" else (True, False))
     assert found["config"] | SIZES == found["config"]
     assert capsys.readouterr().out.splitlines()[-1].endswith("missed")
@@ -70,7 +80,7 @@ def test_a_method_that_fails_says_why_and_the_others_are_measured(
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     given = ("--lengths", "8", "--methods", "nope", "--modes", "called", "--seconds", "0")
     (record,) = measured(tmp_path, *given)["records"]
-    assert record["skipped"] == model_cost.SPENT
+    assert record["skipped"] == training_turns.SPENT
 
 
 @pytest.mark.parametrize(
@@ -90,6 +100,29 @@ def test_the_bars(method: str, n: int, mode: str, limit: float | None) -> None:
     assert model_cost.limit_of(method, n, mode) == limit
 
 
+def test_a_translation_model_is_trained_on_padded_batches_against_sinusoids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_turns, "ROUNDS", 1)
+    monkeypatch.setattr(training_turns, "TURN", 1)
+    out = tmp_path / "results" / "gpu"
+    given = ["--lengths", "8", "--methods", "sinusoidal,shaw:clip=2", "--modes", "called"]
+    assert translation_cost.main([*SMALL, "--out", str(out), *given]) == 0
+    plain, shaw = json.loads((out / "translation_cost.json").read_text())["records"]
+    assert shaw["cost"] == shaw["ms"]["median"] / plain["ms"]["median"] - 1
+    assert (plain["limit"], shaw["limit"], plain["held"]) == (None, 0.07, None)
+    assert shaw["steps_a_second"] == 1e3 / shaw["ms"]["median"]
+    shown = translation_table(ResultsFolder(tmp_path))
+    assert f"| called | `shaw:clip=2` | {shaw['ms']['median']:.1f} ms (" in shown
+
+    size = translation_cost.Size(vocabulary=9, tokens=320)
+    batch = translation_cost.batch(8, size, "cpu")
+    lengths = batch["attention_mask"].sum(dim=1)
+    assert set(lengths.tolist()) == {6, 7, 8}
+    assert batch["labels"].shape == batch["input_ids"].shape == (40, 8)
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
+
+
 def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
     assert table(ResultsFolder(tmp_path)).startswith("Not measured yet")
 
@@ -102,7 +135,7 @@ def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
         "t5": record("t5", [10.5, 10.5, 19.0]),
         "rope": record("rope", []) | {"skipped": "no kernel"},
     }
-    model_cost.judge(records)
+    training_turns.judge(records, model_cost.STUDY)
     config = {**SIZES, "rounds": 3, "turn": 8, "dtype": "bfloat16"}
     machine = {"gpu": "a GPU", "torch": "2", "triton": "3", "commit": "abc"}
     path = ResultsFolder(tmp_path).path("gpu/model_cost.json")
@@ -111,7 +144,13 @@ def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
     path.write_text(json.dumps(found))
     shown = table(ResultsFolder(tmp_path))
     assert "| called | `nope` | 10.0 ms |\n" in shown
-    assert "| called | `tisa` | 10.2 ms, +2.0% (held: at most 3%) |\n" in shown
-    assert "| called | `t5` | 10.5 ms, +5.0% (missed: at most 4%) |\n" in shown
-    assert "| called | `rope` | - |\n\nLeft out:\n\n- called, `rope`, n = 512: no kernel\n" in shown
+    assert "| called | `tisa` | 10.2 ms, +2.0% (≤ 3% held) |\n" in shown
+    assert "| called | `t5` | 10.5 ms, +5.0% (≤ 4% missed) |\n" in shown
+    assert "| called | `rope` | - |\n\n<details markdown><summary>1 not measured, and why" in shown
+    assert "</summary>\n\n- called, `rope`, n = 512: no kernel\n\n</details>\n" in shown
+    assert "The turns of `nope` itself differ by up to 10% (called, n = 512)" in shown
+    assert findings(ResultsFolder(tmp_path)).splitlines() == [
+        "- `tisa`: +2.0% called (512 tokens)",
+        "- `t5`: +5.0% called (512 tokens)",
+    ]
     assert "a GPU, torch 2,\nTriton 3, commit abc" in shown

@@ -1,15 +1,17 @@
 """`whence report`: every format for every kind of folder, and several folders on one page."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hostile_results import trained
+from hostile_results import fine_tuned, trained
 from inspections import inspection
 from lm_jobs import job, results
 from whence.cli.root import app
+from whence.report.lm_report import LM_REPORT
 
 HEADS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
@@ -64,7 +66,9 @@ def test_two_comparisons_are_one_page_that_says_how_they_differ(tmp_path: Path) 
 def test_comparisons_on_other_data_are_not_drawn_into_one_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whence.report.lm_folder._drawings", lambda results: ())
+    monkeypatch.setattr(
+        "whence.report.lm_report.LM_REPORT", replace(LM_REPORT, figures=lambda results: ())
+    )
     for name in ("one", "two"):
         found = results(job("a", 0, {16: 2.0, 32: 3.0}), data=name, objective="causal")
         found.data["sha256"] = name
@@ -101,6 +105,14 @@ def test_folders_that_cannot_share_a_page_are_refused(tmp_path: Path) -> None:
     both = tmp_path / "lm", tmp_path / "inspect"
     refused(run("report", *both), "give it as --out")
     refused(run("report", *both, "--out", tmp_path / "out"), "one kind of results", "whence lm")
+    fine_tuned().save(tmp_path / "glue" / "glue.json")
+    mixed = tmp_path / "glue", tmp_path / "lm"
+    refused(run("report", *mixed, "--out", tmp_path / "out"), "of whence glue", "of whence lm")
+    fine_tuned().save(tmp_path / "more" / "glue.json")
+    alike = tmp_path / "glue", tmp_path / "more"
+    refused(run("report", *alike, "--out", tmp_path / "out"), "one folder of whence glue")
+    replace(fine_tuned(), jobs=()).save(tmp_path / "more" / "glue.json")
+    refused(run("report", tmp_path / "more"), "the whence glue that began there goes on")
     refused(run("report", both[0], both[0], "--out", tmp_path / "out"), "given twice")
     refused(run("report", both[0], "--format", "jpg"), "Unknown format 'jpg'")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inspect", "lm"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["glue", "inspect", "lm", "more"]

@@ -15,7 +15,7 @@ from whence.experiments import run_lm, run_one
 from whence.experiments.lm.results import Run, run_folder
 from whence.experiments.progress import OutOfTimeError
 from whence.report.lm_page import make_lm_page
-from whence.report.lm_table import formatted
+from whence.report.lm_report import LM_REPORT
 
 SCRIPT = Path(__file__).resolve().with_name("sharing.py")
 
@@ -82,7 +82,7 @@ def test_tables_leave_out_a_speed_that_is_not_the_methods(form: str) -> None:
             for place, n in enumerate(sharing)
         ]
         found = results(*jobs)
-        return make_lm_page(found) if form == "page" else formatted(found, form)
+        return make_lm_page(found) if form == "page" else LM_REPORT.formatted(found, form)
 
     note = "No speed is given of runs that shared the device, up to"
     alone, some, none = shown(1, 1), shown(1, 3), shown(3, 2)

@@ -10,7 +10,7 @@ from transformers import Wav2Vec2BertConfig
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 
 from whence import LagBias, attend, build
-from whence.bench.shaw_article import article_attention, lookup
+from whence.bench.shaw_article import article_attention, lookup, naive_attention
 from whence.methods.shaw import Shaw
 from whence.nn import positioned_attention
 
@@ -74,21 +74,22 @@ def test_a_query_reads_the_rows_that_the_articles_table_names(n_q):
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("clips", CLIPS, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-def test_shaw_equals_the_articles_efficient_algorithm(tables, clips, causal):
+def test_shaw_equals_the_articles_algorithm_and_its_equations(tables, clips, causal):
     method = shaw(3, 4, **clips, **TABLES[tables])
     q, k, v = heads(2, 3, 10, 10, 4)
-    want = article_attention(
-        q,
-        k,
-        v,
-        key_table=None if method.key_table is None else method.key_table[0],
-        value_table=None if method.value_table is None else method.value_table[0],
-        left=method.left,
-        right=method.right,
-        causal=causal,
-    )
     got = positioned_attention(method, q, k, v, causal=causal, backend="reference")
-    assert_close(got, want)
+    for attention in (article_attention, naive_attention):
+        want = attention(
+            q,
+            k,
+            v,
+            key_table=None if method.key_table is None else method.key_table[0],
+            value_table=None if method.value_table is None else method.value_table[0],
+            left=method.left,
+            right=method.right,
+            causal=causal,
+        )
+        assert_close(got, want)
 
 
 @pytest.mark.parametrize("tables", TABLES)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hostile_results import inspected, trained
+from hostile_results import fine_tuned, inspected, trained
+from whence.analysis.glue_results import Glue
 from whence.analysis.json_result import Array, Result
 from whence.cli.root import app
 from whence.report.checked import check_parts
 from whence.report.folder import _drawings, read_folder
-from whence.report.lm_folder import _drawings as lm_drawings
-from whence.report.lm_folder import read_lm_folder
-from whence.report.lm_page import make_lm_page
+from whence.report.glue_report import GLUE_REPORT
+from whence.report.lm_report import LM_REPORT
 from whence.report.page import make_page
 
 WRONG: tuple[Any, ...] = (
@@ -81,10 +81,12 @@ def damaged(data: Any, rng: random.Random) -> Any:
 
 def drawn(folder: Path, *, figures: bool) -> None:
     """All that `whence report` makes of a folder, without writing."""
-    if (folder / "lm.json").is_file():
-        results = read_lm_folder(folder)
-        make_lm_page(results)
-        drawings = list(lm_drawings(results))
+    experiment = next((one for one in (LM_REPORT, GLUE_REPORT) if one.is_in(folder)), None)
+    if experiment is not None:
+        results = experiment.read(folder)
+        experiment.page(results)
+        experiment.formatted(results, "latex")
+        drawings = list(experiment.figures(results))
     else:
         found = read_folder(folder)
         if not found.inspections:
@@ -101,14 +103,17 @@ def files() -> dict[str, dict[str, Any]]:
     return {name: json.loads(result.to_json()) for name, result in named.items()}
 
 
-FILES, LM = files(), json.loads(trained().to_json())
+FILES = files()
+SWEEPS = {"lm.json": trained(), "glue.json": fine_tuned()}
 
 
 def attempt(seed: int, folder: Path, *, figures: bool) -> str | None:
     """The message of the refusal of one damaged folder; None if it was drawn."""
     rng = random.Random(seed)
     if seed % 2:
-        (folder / "lm.json").write_text(json.dumps(damaged(LM, rng)))
+        name = rng.choice(list(SWEEPS))
+        data = json.loads(SWEEPS[name].to_json())
+        (folder / name).write_text(json.dumps(damaged(data, rng)))
     else:
         hit = rng.choice(list(FILES))
         for name, data in FILES.items():
@@ -141,6 +146,11 @@ def test_damaged_results_are_refused_in_a_sentence_or_drawn(
 
 def ones(*shape: int) -> Array:
     return np.ones(shape, np.float32)
+
+
+def glue_with(**changes: Any) -> Glue:
+    found = fine_tuned()
+    return replace(found, config=found.config | changes)
 
 
 MODELS, COMPARISON, CRITERIA = inspected()
@@ -204,6 +214,10 @@ SHORTER = replace(JOB.attention[0], lag=ones(1), before=ones(2, 1), after=ones(2
             lambda: replace(LANGUAGE, jobs=(replace(JOB, attention=(JOB.attention[0], SHORTER)),)),
             "layers of 'a' have attention at different numbers of lags",
         ),
+        (lambda: glue_with(kernels=[0, [1]]), "config.kernels must be a list"),
+        (lambda: glue_with(forms=["a", "c"]), "config.forms must be a list"),
+        (lambda: glue_with(tasks=["rte", "rte"]), "config.tasks names one of them twice"),
+        (lambda: glue_with(model=7), "config.model must be a word"),
     ],
 )
 def test_each_part_that_does_not_fit_is_named(make: Callable[[], Result], message: str) -> None:
@@ -212,10 +226,10 @@ def test_each_part_that_does_not_fit_is_named(make: Callable[[], Result], messag
 
 
 def test_whole_results_fit(tmp_path: Path) -> None:
-    for result in (*MODELS, COMPARISON, CRITERIA, LANGUAGE):
+    for result in (*MODELS, COMPARISON, CRITERIA, *SWEEPS.values()):
         check_parts(result)
     for path in sorted(Path("results/lm").glob("*/lm.json")):
-        read_lm_folder(path.parent)
+        LM_REPORT.read(path.parent)
 
 
 @pytest.mark.parametrize(

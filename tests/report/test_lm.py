@@ -10,7 +10,8 @@ from scipy import stats
 from lm_jobs import job, results
 from whence.analysis.lm_results import ranked
 from whence.report.lm_page import make_lm_page
-from whence.report.lm_table import formatted, rank_table
+from whence.report.lm_report import LM_REPORT
+from whence.report.lm_table import rank_table
 from whence.report.lm_winners import in_front, tied, winners
 
 
@@ -36,31 +37,31 @@ def test_methods_are_ranked_by_their_mean_loss_at_the_length_of_training() -> No
     assert rows[2].stopped == ("seed 1: loss is nan by step 3",)
     assert rows[0].tokens_a_second == 100.5
     assert rows[0].peak_bytes == 5_000_001
-    markdown = formatted(found, "markdown").splitlines()
+    markdown = LM_REPORT.formatted(found, "markdown").splitlines()
     assert markdown[2].startswith("| `a_1` | **2.100 ± 0.141** | – | 100 |")  # noqa: RUF001
     assert "| `b` | **2.500 ± 0.707** | 4.500 ± 0.707 |" in markdown[3]  # tied; then alone
-    latex = formatted(found, "latex")
+    latex = LM_REPORT.formatted(found, "latex")
     assert r"\texttt{a\_1} & \textbf{2.100 $\pm$ 0.141} & --" in latex
     assert latex.count(r"\\") == 4
     with pytest.raises(ValueError, match="Unknown format 'word'"):
-        formatted(found, "word")
+        LM_REPORT.formatted(found, "word")
 
 
 def test_a_table_of_unequal_numbers_of_seeds_says_so() -> None:
     a, b = (job("a", seed, {16: 2.0, 32: 2.0}) for seed in (0, 1))
     c = job("c", 0, {16: 2.0, 32: 2.0})
-    assert "standard deviation over 2 seeds" in formatted(results(a, b), "markdown")
-    uneven = formatted(results(a, b, c), "markdown")
+    assert "standard deviation over 2 seeds" in LM_REPORT.formatted(results(a, b), "markdown")
+    uneven = LM_REPORT.formatted(results(a, b, c), "markdown")
     assert "standard deviation over 1 to 2 seeds" in uneven
     assert "| loss at 32 | seeds |" in uneven
     assert "| `a` | **2.000 ± 0.000** | **2.000 ± 0.000** | 2 |" in uneven
     assert "| `c` | **2.000** | **2.000** | 1 |" in uneven
-    assert "| seeds |" not in formatted(results(a, b), "markdown")
+    assert "| seeds |" not in LM_REPORT.formatted(results(a, b), "markdown")
 
 
 def test_a_task_shows_the_share_that_is_right() -> None:
     found = results(job("a", 0, {16: 2.0, 32: 3.0}), task="back", distance=8)
-    table = formatted(found, "markdown")
+    table = LM_REPORT.formatted(found, "markdown")
     assert "| right at 16 | right at 32 |" in table
     assert "50.0%" in table
     assert "task back, 8 back" in table

@@ -8,7 +8,8 @@ from inspections import inspection, series, without_table
 from lm_jobs import job, results
 from whence.analysis.comparison import Comparison
 from whence.analysis.criteria import CriteriaReport, Criterion, MethodCriteria
-from whence.analysis.lm_results import SCRATCH, SLIDING, Language, LengthLoss, Trace
+from whence.analysis.glue_results import Glue, GlueJob, SplitScores
+from whence.analysis.lm_results import SCRATCH, SLIDING, LagView, Language, LengthLoss, Trace
 from whence.analysis.results import Inspection, Toeplitzness
 
 
@@ -34,3 +35,35 @@ def trained() -> Language:
     full = job("a", 0, {}, toeplitz=traces, gram_before=gram, gram_after=gram)
     full = dataclasses.replace(full, losses=losses)
     return results(full, job("b", 0, {16: 1.0, 32: None}, stopped="a reason"))
+
+
+def fine_tuned() -> Glue:
+    """Two tasks in both forms, with and without a kernel, two seeds; one job ended early."""
+    lag, steps = np.arange(-3, 4, dtype=np.float32), np.arange(2, dtype=np.float32)
+    curve = LagView(0, "bias", lag, np.zeros((2, 7), np.float32), np.ones((2, 7), np.float32))
+    jobs = [
+        GlueJob(
+            task=task,
+            form=form,
+            kernels=kernels,
+            seed=seed,
+            fingerprint="f",
+            data_sha256="d",
+            stopped="",
+            score=score,
+            scores=(SplitScores("", {"accuracy": score}, steps),),
+            steps=steps,
+            train_loss=steps,
+            seconds=1.0,
+            parameters=100,
+            positional=6 * kernels,
+            curves=(curve,) if kernels and seed == 0 else (),
+        )
+        for task in ("rte", "stsb")
+        for form in ("a", "b")
+        for kernels in (0, 1)
+        for seed, score in enumerate((60.0 + kernels, 70.0 - (form == "b") + 3 * kernels))
+    ]
+    jobs[-1] = dataclasses.replace(jobs[-1], score=None, scores=(), stopped="a reason")
+    config = {"model": "a/bert", "position": "tisa", "tasks": ["rte", "stsb"], "forms": ["a", "b"]}
+    return Glue(config | {"kernels": [0, 1]}, {"tasks": {}}, {"gpu": "one"}, tuple(jobs))

@@ -102,10 +102,10 @@ def position_matrix(
 
     Content, where a method looks at it, is one draw of normal content; `causal` has no lags > 0.
 
-        >>> from whence import build
-        >>> position_matrix(build("alibi", n_heads=8, d_head=4), n_heads=8, d_head=4, n=2)[1][0]
-        tensor([[ 0.0000, -0.5000],
-                [-0.5000,  0.0000]])
+        >>> alibi = build("alibi", n_heads=8, d_head=4)
+        >>> site, matrix = position_matrix(alibi, n_heads=8, d_head=4, n=3)
+        >>> site, matrix[0, 0, 1:].tolist()
+        ('score', [-0.5, -1.0])
     """
     at_least(1, n_heads=n_heads, d_head=d_head, n=n)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -148,10 +148,10 @@ def _values(
         q, k = torch.randn(2, draws, n_heads, n, d_head)
         x = torch.randn(draws, n, n_heads * d_head)
         hook = method.logits if site == "replace" else method.score_term
-        bias = hook(q, pos, pos, content=Content(x, x, k))
+        # These queries alone: with all of them, methods that read content have n x n numbers.
+        bias = hook(q[:, :, rows], pos[rows], pos, content=Content(x[:, rows], x, k))
         if bias is not None:
-            dense = bias.rows(rows.start, rows.stop).to_dense(pos[rows], pos)
-            return site, dense.expand(-1, n_heads, -1, -1)
+            return site, bias.to_dense(pos[rows], pos).expand(-1, n_heads, -1, -1)
         site = next((name for name in ("heads", "input", "value") if name in sites), "")
     if site == "heads":
         ones = torch.ones(1, n_heads, n, d_head)

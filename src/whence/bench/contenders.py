@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from whence.bench.flex_peer import best_flex, default_flex
 from whence.bench.point import Point
 from whence.bench.problem import Attention, Problem
-from whence.bench.shaw_article import article_attention
+from whence.bench.shaw_article import article_attention, naive_attention
 from whence.checks import require
 from whence.kernels import BACKENDS
 from whence.kernels.call import AttentionCall
@@ -138,13 +138,25 @@ def plain(*backends: SDPBackend) -> Attention:
 
 
 def article(problem: Problem) -> Tensor:
-    """The article's O(n^2 d) algorithm."""
+    """Shaw's attention by the article's O(n^2 d) algorithm."""
+    return _of_shaw(problem, article_attention)
+
+
+def naive(problem: Problem) -> Tensor:
+    """Shaw's attention as its equations read, O(b h n^2 d)."""
+    return _of_shaw(problem, naive_attention)
+
+
+def _of_shaw(problem: Problem, attention: Callable[..., Tensor]) -> Tensor:
     method = problem.method
-    require(isinstance(method, Shaw), "the article's algorithm is for the method shaw.")
+    require(
+        isinstance(method, Shaw) and not method.per_head,
+        "the article's attention is for the method shaw, with tables that heads share.",
+    )
     assert isinstance(method, Shaw)
     tables = (method.key_table, method.value_table)
     keys, values = (None if t is None else t[0].to(problem.q.dtype) for t in tables)
-    return article_attention(
+    return attention(
         problem.q,
         problem.k,
         problem.v,
@@ -165,6 +177,12 @@ def article_bytes(point: Point) -> int:
     """The matrices, and two tensors [n, n, d] with their gradients."""
     vectors = point.n_q * point.n * point.d_head * point.itemsize
     return square_bytes(point) + vectors * (6 if point.mode == "both" else 3)
+
+
+def naive_bytes(point: Point) -> int:
+    """The matrices, and a key and a value for every pair with one of their gradients."""
+    vectors = point.pairs * point.d_head * point.itemsize
+    return square_bytes(point) + vectors * (4 if point.mode == "both" else 3)
 
 
 def _only(attention: Attention) -> Callable[[], dict[str, Attention]]:
@@ -195,6 +213,7 @@ PEERS = {
     "article": Contender(
         "the article's algorithm", _only(article), formula=True, needs=article_bytes
     ),
+    "naive": Contender("the equations as they read", _only(naive), formula=True, needs=naive_bytes),
     "flex": Contender(
         "FlexAttention, default tiles", default_flex, devices=("cuda",), modes=("forward", "both")
     ),

@@ -1,9 +1,9 @@
-"""The efficient algorithm of Shaw et al.'s article, the baseline for the method `shaw`.
+"""Shaw's attention as its article computes it, and as its equations read: peers for `shaw`.
 
 Shaw et al. (2018) look a vector up for every pair of positions, which gives a tensor [n, n, d] that
 batch and heads share, and multiply it with one matrix product a query position:
 (n, b * h, d) @ (n, d, n) for the keys, (n, b * h, n) @ (n, n, d) for the values. That avoids the
-[b, h, n, n, d] of the plain form, and still needs O(n^2 d) memory and as much time as the attention
+[b, h, n, n, d] of the equations, and still needs O(n^2 d) memory and as much time as the attention
 itself. `whence` needs q @ A_K.T alone, (n, 2 k + 1); this is what it is measured against.
 """
 
@@ -52,18 +52,48 @@ def article_attention(
     e_ij = q_i . (k_j + A_K[j - i]) / sqrt(d);  z_i = sum_j alpha_ij (v_j + A_V[j - i]), with lags
     clipped to [-left, right]. Dropout falls on alpha, before both terms of the values.
     """
-    n_q, n_k = q.shape[2], k.shape[2]
-    row = lookup(n_q, n_k, left, right, device=q.device)
+    row = lookup(q.shape[2], k.shape[2], left, right, device=q.device)
     # F.embedding and not table[row]: the backward of an index adds n^2 vectors one after another.
     logits = q @ k.transpose(-1, -2)
     if key_table is not None:
         logits = logits + by_position(q, embedding(row, key_table).transpose(-1, -2))
-    logits = logits * q.shape[-1] ** -0.5
-    if causal:
-        later = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).triu(n_k - n_q + 1)
-        logits = logits.masked_fill(later, -torch.inf)
-    weights = torch.dropout(torch.softmax(logits, dim=-1), dropout, train=dropout > 0)
+    weights = _weights(logits, q.shape[-1], causal)
+    weights = torch.dropout(weights, dropout, train=dropout > 0)
     out = weights @ v
     if value_table is not None:
         out = out + by_position(weights, embedding(row, value_table))
     return out
+
+
+def naive_attention(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b h k d"],
+    v: Float[Tensor, "b h k d"],
+    *,
+    key_table: Float[Tensor, "lags d"] | None = None,
+    value_table: Float[Tensor, "lags d"] | None = None,
+    left: int,
+    right: int,
+    causal: bool = False,
+) -> Float[Tensor, "b h q d"]:
+    """The same as the two equations read: a key and a value of its own for every pair.
+
+    k_j + A_K[j - i] and v_j + A_V[j - i] are tensors [b, h, q, k, d].
+    """
+    row = lookup(q.shape[2], k.shape[2], left, right, device=q.device)
+    keys, values = (
+        x[:, :, None] if table is None else x[:, :, None] + embedding(row, table)
+        for x, table in ((k, key_table), (v, value_table))
+    )
+    logits = (q[:, :, :, None] @ keys.transpose(-1, -2))[..., 0, :]
+    weights = _weights(logits, q.shape[-1], causal)
+    return (weights[:, :, :, None] @ values)[..., 0, :]
+
+
+def _weights(logits: Float[Tensor, "b h q k"], d: int, causal: bool) -> Float[Tensor, "b h q k"]:
+    logits = logits * d**-0.5
+    if causal:
+        n_q, n_k = logits.shape[-2:]
+        later = torch.ones(n_q, n_k, dtype=torch.bool, device=logits.device).triu(n_k - n_q + 1)
+        logits = logits.masked_fill(later, -torch.inf)
+    return torch.softmax(logits, dim=-1)

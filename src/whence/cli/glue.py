@@ -1,24 +1,34 @@
 """`whence glue`: a pretrained model fine-tuned on GLUE with and without TISA (Table 3)."""
 
-import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from whence.checks import one_of, require
+from whence.checks import require
 from whence.cli.errors import one_line_errors
-from whence.cli.progress import progress_bar
-from whence.cli.unfinished import ends_in_order
+from whence.cli.experiment import (
+    BF16Option,
+    ConfigOption,
+    DeviceOption,
+    FiguresOption,
+    FormatOption,
+    JsonOption,
+    OutOption,
+    RayOption,
+    SecondsOption,
+    WorkersOption,
+    check_options,
+    print_tables,
+    run_experiment,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from whence.analysis.glue_results import Glue
-
-FORMATS = ("text", "markdown", "latex")
+    from whence.experiments.glue.config import GlueConfig
+    from whence.experiments.glue.sweep import GlueSweep
+    from whence.report.experiment_report import ExperimentReport
 
 
 def glue(
@@ -80,39 +90,25 @@ def glue(
     warmup: Annotated[float | None, typer.Option(help="Share of the steps; 0.06.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of AdamW; 0.01.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens a row at most; 128.")] = None,
-    bf16: Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="Mixed precision.")] = None,
+    bf16: BF16Option = None,
     tf32: Annotated[
         bool | None, typer.Option("--tf32/--no-tf32", help="Products in TF32 on a GPU.")
     ] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="original|auto|...", help="As whence.hf.attach has it.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda", help="A GPU if there is one.")
-    ] = None,
+    device: DeviceOption = None,
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints; none by default.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="Options by name; flags win over it.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="local|ADDRESS", help="Run jobs in parallel on a Ray cluster."),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Processes that share the device, each with one job at a time.")
-    ] = 1,
-    seconds: Annotated[
-        float | None, typer.Option(help="End in order after this time; the same command goes on.")
-    ] = None,
-    form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the printed tables.")
-    ] = "text",
-    out: Annotated[
-        Path, typer.Option(help="The folder for results and page; made if missing.")
-    ] = Path("out/glue"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    config: ConfigOption = None,
+    ray: RayOption = None,
+    workers: WorkersOption = 1,
+    seconds: SecondsOption = None,
+    form: FormatOption = "text",
+    figures: FiguresOption = ["png"],  # noqa: B006  typer copies it
+    out: OutOption = Path("out/glue"),
+    as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a pretrained model on GLUE with S kernels of TISA and without: Table 3.
 
@@ -120,8 +116,7 @@ def glue(
     run again. The table has medians over seeds, their spread, and a paired test.
     """
     with one_line_errors():
-        one_of("format", form, FORMATS)
-        require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
+        check_options(form, figures, seconds)
         require(
             not (drop_position_embeddings and forms is not None),
             "--drop-position-embeddings is --forms b: give one of them.",
@@ -132,7 +127,7 @@ def glue(
             "tasks": _names(tasks),
             "data": data,
             "position": position,
-            "kernels": _kernels(kernels),
+            "kernels": whole_numbers(kernels, "--kernels", such_as="0,1,3,5"),
             "forms": ("b",) if drop_position_embeddings else _names(forms),
             "start": start,
             "share": share,
@@ -149,8 +144,10 @@ def glue(
             "device": device,
             "save_every": save_every,
         }
-        deadline = None if seconds is None else time.monotonic() + seconds
-        found, page = _compared(config, flags, out, deadline=deadline, ray=ray, workers=workers)
+        read = _read(config, flags)
+        found, page = run_experiment(
+            _load, read, out, seconds=seconds, ray=ray, workers=workers, figures=figures
+        )
     if page is None:
         return
     show(found, form=form, as_json=as_json)
@@ -158,91 +155,34 @@ def glue(
         typer.echo(f"wrote {page}")
 
 
-def _compared(
-    config: Path | None,
-    flags: dict[str, Any],
-    out: Path,
-    *,
-    deadline: float | None,
-    ray: str | None,
-    workers: int,
-) -> tuple["Glue", Path | None]:
-    """Everything that the command does before it prints; no page but for the first process."""
+def _read(config: Path | None, flags: dict[str, Any]) -> "GlueConfig":
     from whence.experiments.config import read_options, typed_config
     from whence.experiments.glue.config import GlueConfig
-    from whence.experiments.processes import named_device, processes
-    from whence.experiments.progress import silent
 
     options = read_options(config, flags)
     require("model" in options, "name the pretrained model: --model albert-base-v2, or a folder.")
-    read = typed_config(GlueConfig, options, where=str(config))
-    first = processes()[0] == 0
-    with ends_in_order(), progress_bar(left=True) if first else nullcontext(silent) as say:
-        say("loading libraries", 0.0)
-        from whence.bench.machine import machine
-        from whence.experiments.glue.sweep import run_glue
-        from whence.report.folder import check_folder
-        from whence.report.glue_folder import write_glue_report
+    return typed_config(GlueConfig, options, where=str(config))
 
-        check_folder(out)
-        found = run_glue(
-            read,
-            out,
-            machine=machine(named_device(read.device).type),
-            say=say,
-            deadline=deadline,
-            ray=ray,
-            workers=workers,
-        )
-        if not first:
-            return found, None
-        say("drawing the page", 1.0)
-        return found, write_glue_report(found, out)
+
+def _load() -> "tuple[type[GlueSweep], ExperimentReport[Glue]]":
+    from whence.experiments.glue.sweep import GlueSweep
+    from whence.report.glue_report import GLUE_REPORT
+
+    return GlueSweep, GLUE_REPORT
 
 
 def show(results: "Glue", *, form: str = "text", as_json: bool = False) -> None:
     """All tables, and why a job has no score."""
-    from whence.report.glue_table import formatted, reasons, tables
+    from whence.report.glue_table import reasons, tables
 
     if as_json:
         typer.echo(results.to_json())
         return
-    if form != "text":
-        typer.echo(formatted(results, form))
-        return
-    console = Console(highlight=False, markup=False)
-    for found in tables(results):
-        drawn = Table(
-            box=box.SIMPLE,
-            pad_edge=False,
-            collapse_padding=True,
-            padding=(0, 1, 0, 0),
-            title=found.title,
-            title_justify="left",
-            caption=found.caption,
-            caption_justify="left",
-        )
-        drawn.add_column(found.head[0], no_wrap=True)
-        for heading in found.head[1:]:
-            drawn.add_column(heading, justify="right")
-        for row in found.rows:
-            drawn.add_row(*row)
-        console.print(drawn)
-    for line in reasons(results):
-        console.print(line, soft_wrap=True)
+    print_tables(tables(results), form, reasons=reasons(results))
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(piece.strip() for piece in text.split(","))
-
-
-def _kernels(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    pieces = [piece.strip() for piece in text.split(",")]
-    for piece in pieces:
-        require(piece.isdigit(), f"--kernels takes whole numbers such as 0,1,3,5, got {text!r}.")
-    return tuple(int(piece) for piece in pieces)
 
 
 def _numbers(

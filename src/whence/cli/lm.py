@@ -1,29 +1,35 @@
 """`whence lm`: the same model trained with each method on the same data, and compared."""
 
 import json
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
-from whence.checks import one_of, require
-from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
-from whence.cli.inspect import FORMATS as FIGURES
-from whence.cli.progress import progress_bar
+from whence.cli.experiment import (
+    BF16Option,
+    ConfigOption,
+    DeviceOption,
+    FiguresOption,
+    FormatOption,
+    JsonOption,
+    OutOption,
+    RayOption,
+    SecondsOption,
+    WorkersOption,
+    check_options,
+    print_tables,
+    run_experiment,
+    whole_numbers,
+)
 from whence.cli.specs import read_specs
-from whence.cli.unfinished import ends_in_order
 
 if TYPE_CHECKING:
     from whence.analysis.lm_results import Language
-
-FORMATS = ("text", "markdown", "latex")
+    from whence.experiments.lm.sweep import LMSweep
+    from whence.report.experiment_report import ExperimentReport
 
 
 def lm(
@@ -131,22 +137,14 @@ def lm(
     save_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints.", show_default="50")
     ] = None,
-    bf16: Annotated[
-        bool | None,
-        typer.Option("--bf16/--no-bf16", help="Mixed precision.", show_default="no-bf16"),
-    ] = None,
+    bf16: BF16Option = None,
     compile_: Annotated[
         bool | None,
         typer.Option(
             "--compile/--no-compile", help="With torch.compile.", show_default="no-compile"
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|cpu|cuda", help="Auto is a GPU if there is one.", show_default="auto"
-        ),
-    ] = None,
+    device: DeviceOption = None,
     fsdp: Annotated[
         bool | None,
         typer.Option(
@@ -157,32 +155,17 @@ def lm(
         bool | None,
         typer.Option("--keep-models", help="Keep the trained weights.", show_default=False),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="Options by name; flags win over it.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="local|ADDRESS", help="Run jobs in parallel on a Ray cluster."),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Processes that run jobs side by side on this device.")
-    ] = 1,
+    config: ConfigOption = None,
+    ray: RayOption = None,
+    workers: WorkersOption = 1,
     side_by_side: Annotated[
         int, typer.Option(help="Jobs that share the device; with more than 1 no speed is shown.")
     ] = 1,
-    seconds: Annotated[
-        float | None, typer.Option(help="End in order after this time; the same command goes on.")
-    ] = None,
-    form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of the printed table.")
-    ] = "text",
-    figures: Annotated[
-        list[str], typer.Option(metavar="|".join(FIGURES), help="Format of the figures.")
-    ] = ["png"],  # noqa: B006  typer copies it
-    out: Annotated[
-        Path, typer.Option(help="The folder for results and page; made if missing.")
-    ] = Path("out/lm"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seconds: SecondsOption = None,
+    form: FormatOption = "text",
+    figures: FiguresOption = ["png"],  # noqa: B006  typer copies it
+    out: OutOption = Path("out/lm"),
+    as_json: JsonOption = False,
 ) -> None:
     """Train the same model with each method on the same data, and rank the methods.
 
@@ -191,10 +174,7 @@ def lm(
     with the same numbers.
     """
     with one_line_errors():
-        one_of("format", form, FORMATS)
-        for name in figures:
-            one_of("format of the figures", name, FIGURES)
-        require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
+        check_options(form, figures, seconds)
         flags: dict[str, Any] = {
             "methods": None if methods is None else read_specs(methods),
             "data": data,
@@ -205,7 +185,7 @@ def lm(
             "objective": objective,
             "seeds": seeds,
             "train_length": train_length,
-            "eval_lengths": _numbers(eval_lengths),
+            "eval_lengths": whole_numbers(eval_lengths, "--eval-lengths", such_as="512,1024"),
             "eval_tokens": eval_tokens,
             "vocab_size": vocab_size,
             "tokenizer": tokenizer,
@@ -228,12 +208,11 @@ def lm(
             "fsdp": fsdp,
             "keep_models": keep_models,
         }
-        deadline = None if seconds is None else time.monotonic() + seconds
         found, page = compared(
             config,
             flags,
             out,
-            deadline=deadline,
+            seconds=seconds,
             ray=ray,
             workers=workers,
             side_by_side=side_by_side,
@@ -251,7 +230,7 @@ def compared(
     flags: dict[str, Any],
     out: Path,
     *,
-    deadline: float | None = None,
+    seconds: float | None = None,
     ray: str | None = None,
     workers: int = 1,
     side_by_side: int = 1,
@@ -259,79 +238,42 @@ def compared(
 ) -> tuple["Language", Path | None]:
     """Everything that the command does before it prints; no page but for the first process."""
     from whence.experiments.lm.config import read_config
-    from whence.experiments.processes import named_device, processes
-    from whence.experiments.progress import silent
 
     read = read_config(config, flags)
     read_specs(",".join(read.methods))
-    first = processes()[0] == 0
-    with ends_in_order(), progress_bar(left=True) if first else nullcontext(silent) as say:
-        say("loading libraries", 0.0)
-        import_module("transformers.trainer")  # takes seconds
-        from whence.bench.machine import machine
-        from whence.experiments.lm.sweep import run_lm
-        from whence.report.folder import check_folder
-        from whence.report.lm_folder import write_lm_report
+    return run_experiment(
+        _load,
+        read,
+        out,
+        seconds=seconds,
+        ray=ray,
+        workers=workers,
+        side_by_side=side_by_side,
+        figures=figures,
+    )
 
-        check_folder(out)
-        found = run_lm(
-            read,
-            out,
-            machine=machine(named_device(read.device).type),
-            say=say,
-            deadline=deadline,
-            ray=ray,
-            workers=workers,
-            side_by_side=side_by_side,
-        )
-        if not first:
-            return found, None
-        say("drawing the page", 1.0)
-        return found, write_lm_report(found, out, formats=figures)
+
+def _load() -> "tuple[type[LMSweep], ExperimentReport[Language]]":
+    from whence.experiments.lm.sweep import LMSweep
+    from whence.report.lm_report import LM_REPORT
+
+    return LMSweep, LM_REPORT
 
 
 def show(results: "Language", *, form: str = "text", as_json: bool = False) -> None:
     """The ranking, and why a cell is empty."""
     from whence.analysis.lm_results import ranked
-    from whence.report.lm_table import formatted, rank_table, reasons
+    from whence.report.lm_table import rank_table, reasons
 
     if as_json:
         rows = [json.loads(row.to_json()) for row in ranked(results)]
         typer.echo(json.dumps({"lengths": results.lengths, "rows": rows}, indent=1))
         return
-    if form != "text":
-        typer.echo(formatted(results, form))
-        return
-    found = rank_table(results)
-    console = plain_console()
-    table = Table(
-        box=box.SIMPLE,
-        pad_edge=False,
-        collapse_padding=True,
-        padding=(0, 1, 0, 0),
-        caption=found.caption,
-        caption_justify="left",
-    )
-    table.add_column(found.head[0], no_wrap=True)
-    for heading in found.head[1:]:
-        first, _, last = heading.replace("/s", " /s").rpartition(" ")
-        table.add_column(f"{first}\n{last}" if first else last, justify="right", no_wrap=True)
-    for row in found.rows:
-        table.add_row(*row)
-    console.print(table)
-    for line in reasons(results):
-        console.print(line, soft_wrap=True)
+    print_tables([rank_table(results)], form, reasons=reasons(results), heading=_in_two_lines)
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    pieces = [piece.strip() for piece in text.split(",")]
-    for piece in pieces:
-        require(
-            piece.isdigit(), f"--eval-lengths takes whole numbers such as 512,1024, got {text!r}."
-        )
-    return tuple(int(piece) for piece in pieces)
+def _in_two_lines(heading: str) -> str:
+    return "\n".join(heading.replace("/s", " /s").rsplit(" ", 1))
 
 
 def _rates(text: str | None) -> tuple[float, ...] | None:

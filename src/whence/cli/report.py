@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,12 +11,15 @@ from whence.cli.errors import one_line_errors
 from whence.cli.inspect import FORMATS
 from whence.cli.progress import progress_bar
 
+if TYPE_CHECKING:
+    from whence.report.experiment_report import ExperimentReport
+
 
 def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="Where inspect, compare-checkpoints, lm or glue wrote; several of a kind."
+            help="Where inspect, compare-checkpoints, lm, glue or translate wrote; several alike."
         ),
     ],
     out: Annotated[
@@ -45,27 +48,23 @@ def report(
         )
         with progress_bar() as say:
             from whence.report.folder import check_folder
-            from whence.report.glue_folder import GLUE, read_glue_folder, write_glue_report
-            from whence.report.lm_folder import LANGUAGE
 
             target = folders[0] if out is None else out
             check_folder(target)
-            if len(folders) == 1 and (folders[0] / GLUE).is_file():
-                page = write_glue_report(read_glue_folder(folders[0]), target, formats=formats)
-                typer.echo(f"wrote {page}")
-                return
-            trained = [folder for folder in folders if (folder / LANGUAGE).is_file()]
-            others = [folder for folder in folders if folder not in trained]
-            require(
-                not (trained and others),
-                f"one page shows one kind of results: {(trained or folders)[0]} is of whence lm, "
-                f"{(others or folders)[0]} is not.",
-            )
-            if trained:
-                say("page", 0.0)
-                page = _trained(folders, target, formats)
-            else:
+            shown = {folder: _experiment(folder) for folder in folders}
+            first, *others = shown
+            for folder in others:
+                require(
+                    shown[folder] is shown[first],
+                    f"one page shows one kind of results: {first} is {_origin(shown[first])}, "
+                    f"{folder} is {_origin(shown[folder])}.",
+                )
+            experiment = shown[first]
+            if experiment is None:
                 page = _inspected(folders, target, formats, say)
+            else:
+                say("page", 0.0)
+                page = _trained(experiment, folders, target, formats)
     typer.echo(f"wrote {page}")
 
 
@@ -90,13 +89,31 @@ def _inspected(
     return write_folder(target, results, formats=formats, progress=say)
 
 
-def _trained(folders: Sequence[Path], target: Path, formats: Sequence[str]) -> Path:
-    """The page of one comparison of methods, or of several side by side."""
-    from whence.report.lm_folder import read_lm_folder, write_lm_report, write_runs_report
+def _experiment(folder: Path) -> "ExperimentReport[Any] | None":
+    """The experiment whose results are in a folder; None where they are of whence inspect."""
+    from whence.report.glue_report import GLUE_REPORT
+    from whence.report.lm_report import LM_REPORT
+    from whence.report.translation_report import TRANSLATION_REPORT
+
+    reports = (LM_REPORT, GLUE_REPORT, TRANSLATION_REPORT)
+    return next((report for report in reports if report.is_in(folder)), None)
+
+
+def _origin(experiment: "ExperimentReport[Any] | None") -> str:
+    return "not of an experiment" if experiment is None else f"of {experiment.command}"
+
+
+def _trained(
+    experiment: "ExperimentReport[Any]",
+    folders: Sequence[Path],
+    target: Path,
+    formats: Sequence[str],
+) -> Path:
+    """The page of one run of an experiment, or of several side by side."""
     from whence.report.style import labels
 
-    runs = [read_lm_folder(folder) for folder in folders]
+    runs = [experiment.read(folder) for folder in folders]
     if len(runs) == 1:
-        return write_lm_report(runs[0], target, formats=formats)
+        return experiment.write(runs[0], target, formats=formats)
     names = labels([folder.resolve().as_posix() for folder in folders])
-    return write_runs_report(dict(zip(names, runs, strict=True)), target, formats=formats)
+    return experiment.write_several(dict(zip(names, runs, strict=True)), target, formats=formats)

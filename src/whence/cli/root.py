@@ -18,6 +18,7 @@ from whence.cli.lm import lm
 from whence.cli.methods import methods
 from whence.cli.params import params
 from whence.cli.report import report
+from whence.cli.translate import translate
 from whence.cli.tune import tune
 from whence.cli.typer_app import empty_app
 
@@ -36,6 +37,7 @@ app.command()(bench)
 app.command()(tune)
 app.command()(lm)
 app.command()(glue)
+app.command()(translate)
 
 
 def _version(wanted: bool) -> bool:

@@ -5,14 +5,32 @@ import json
 import tomllib
 import types
 import typing
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from whence.analysis.json_result import Result
 from whence.checks import require, unknown
 
 C = TypeVar("C", bound=Result)
+
+
+@dataclass(frozen=True, eq=False)
+class ExperimentConfig(Result):
+    """The configuration of an experiment; a subclass has the fields."""
+
+    # Fields that may differ between two runs into one folder: which jobs, where they run, and the
+    # names of files whose content is compared instead.
+    free: ClassVar[tuple[str, ...]]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
+
+    def fixed(self) -> dict[str, Any]:
+        """What two runs into one folder must have in common."""
+        return {key: value for key, value in self.plain().items() if key not in self.free}
 
 
 def fingerprint(fixed: dict[str, Any], data_sha256: str) -> str:

@@ -87,6 +87,21 @@ def load_result(kind: type[R], path: Path, *, way_out: str) -> R:
         raise ValueError(f"{path} cannot be read ({error}). {way_out}") from error
 
 
+def where_run(
+    here: dict[str, Any], path: Path, results: R, jobs: Callable[[R], Collection[Any]]
+) -> dict[str, Any]:
+    """The machine of results: this one, unless `path` has had all of their jobs, so none ran now.
+
+    `jobs` names the jobs of results. A damaged file tells nothing: it is about to be written anew.
+    """
+    try:
+        there: Any = load_result(type(results), path, way_out="")
+    except (FileNotFoundError, ValueError):
+        return here
+    ran_now = set(jobs(results)) - set(jobs(there))
+    return here if ran_now or not there.machine else dict(there.machine)
+
+
 def as_file_name(text: str) -> str:
     """A text as a part of a file's name. A sign for a sign, so that x=-1 is not x=1."""
     return re.sub(r"[^A-Za-z0-9.]", "-", text)

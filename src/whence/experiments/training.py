@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from whence.checks import require
 from whence.experiments.checkpoints import drop_broken, last_whole
 from whence.experiments.folder import CHECKPOINTS
@@ -31,6 +33,23 @@ class Trained:
 def nothing(model: Any) -> dict[str, Any]:
     """Measure nothing of a model."""
     return {}
+
+
+def shared_arguments(folder: Path, device: torch.device) -> dict[str, Any]:
+    """The TrainingArguments of every job in a folder on a device; the rest is the experiment's."""
+    gpu = device.type == "cuda"
+    return {
+        "output_dir": str(folder / CHECKPOINTS),
+        "optim": "adamw_torch_fused" if gpu else "adamw_torch",
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": gpu,
+        "use_cpu": not gpu,
+        "ddp_backend": "gloo" if processes()[1] > 1 and not gpu else None,
+        "logging_nan_inf_filter": False,  # it waits for every loss; those of the log are looked at
+        "save_total_limit": 2,  # the newest is marked as whole after the oldest has gone
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
 
 
 def fit(

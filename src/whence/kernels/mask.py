@@ -104,8 +104,10 @@ def as_mask(mask: Mask | Tensor, b: int, h: int, n_q: int, n_k: int) -> Mask:
 def _require_boolean(name: str, part: Tensor) -> None:
     require(
         part.dtype == torch.bool,
-        f"{name} must be boolean with True = may be looked at, got {part.dtype}. For an additive "
-        "mask use mask=(additive == 0), or pass it as a bias.",
+        lambda: (
+            f"{name} must be boolean with True = may be looked at, got {part.dtype}. For an "
+            "additive mask use mask=(additive == 0), or pass it as a bias."
+        ),
     )
 
 

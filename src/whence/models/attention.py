@@ -213,6 +213,10 @@ class SelfAttention(Projections):
 class CrossAttention(Projections):
     """Attention of a decoder to an encoder's output, without a position, as in T5."""
 
+    def __init__(self, config: WhenceConfig) -> None:
+        super().__init__(config)
+        self._position = (Nope(),)  # in a tuple, which nn.Module does not look into
+
     def forward(
         self,
         x: Float[Tensor, "b n d_model"],
@@ -234,4 +238,4 @@ class CrossAttention(Projections):
                 k, v = cache.cross_attention_cache.update(k, v, layer)
                 cache.is_updated[layer] = True
         arguments: dict[str, Any] = {"mask": mask, "scale": self.scale, "q_start": 0}
-        return self._attend(Nope(), q, k, v, arguments, need_weights)
+        return self._attend(self._position[0], q, k, v, arguments, need_weights)

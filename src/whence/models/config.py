@@ -42,6 +42,8 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
     norm_first       False is post-norm (BERT): the norm comes after the residual sum
     final_norm       a norm after the last layer; None is norm_first
     embedding_norm   a norm after the embeddings (BERT)
+    scale_embeddings token embeddings times sqrt(hidden_size), drawn that much smaller (Vaswani et
+                     al.): entries of size 1, beside which sinusoids do not hide the words
     gated_mlp        act(gate) * up (LLaMA, T5 1.1) in place of act(up)
     type_vocab_size  token types (segments); 0 for none
     pooler           tanh(W h) of the first token, for the base model and the classifier (BERT)
@@ -84,6 +86,7 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
     norm_first: bool = True
     final_norm: bool | None = None
     embedding_norm: bool = False
+    scale_embeddings: bool = False
     hidden_act: str = "silu"
     gated_mlp: bool = True
     attention_bias: bool = False
@@ -179,7 +182,8 @@ class WhenceConfig(PreTrainedConfig):  # type: ignore[misc]
 class WhenceSeq2SeqConfig(WhenceConfig):
     """The config of an encoder and a causal decoder, which has num_hidden_layers layers.
 
-    `num_encoder_layers` is num_hidden_layers unless given. Cross-attention has no position.
+    `num_encoder_layers` is num_hidden_layers unless given. `decoder_position` is the decoder's
+    method where that is not the encoder's `position`. Cross-attention has no position.
 
         >>> config = WhenceSeq2SeqConfig(position="t5", hidden_size=64, num_attention_heads=4)
         >>> config.num_encoder_layers == config.num_hidden_layers
@@ -201,6 +205,7 @@ class WhenceSeq2SeqConfig(WhenceConfig):
     }
 
     num_encoder_layers: int | None = None
+    decoder_position: str | None = None
     is_encoder_decoder: bool = True
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
@@ -210,6 +215,11 @@ class WhenceSeq2SeqConfig(WhenceConfig):
         if self.num_encoder_layers is None:
             self.num_encoder_layers = self.num_hidden_layers
         at_least(1, num_encoder_layers=self.num_encoder_layers)
+        require(
+            self.decoder_position is None or isinstance(self.decoder_position, str),
+            "decoder_position must be a text such as 'tisa:kernels=5', or None for that of the "
+            f"encoder, got {self.decoder_position!r}.",
+        )
         require(
             self.causal is None,
             "an encoder-decoder is causal in its decoder alone: leave causal=None, "

@@ -61,7 +61,7 @@ class WhenceModel(WhencePreTrainedModel):
     ) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """The hidden states, and the pooled one if the config has a pooler."""
         config = self.config
-        x = embedded(self.embed_tokens, input_ids, inputs_embeds)
+        x = embedded(self.embed_tokens, input_ids, inputs_embeds, config)
         if self.embed_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -95,9 +95,12 @@ class WhenceModel(WhencePreTrainedModel):
 
 
 def embedded(
-    table: nn.Module, input_ids: Tensor | None, inputs_embeds: Tensor | None
+    table: nn.Module,
+    input_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    config: WhenceConfig,
 ) -> Float[Tensor, "b n d"]:
-    """One of the two as embeddings."""
+    """One of the two as embeddings, scaled where the config says so."""
     require(
         (input_ids is None) != (inputs_embeds is None),
         "give either input_ids or inputs_embeds, not both and not neither.",
@@ -105,7 +108,7 @@ def embedded(
     x: Tensor = table(input_ids) if inputs_embeds is None else inputs_embeds
     way_out = "Pad it, with an attention_mask, or pack sequences into one row with position_ids."
     not_nested(way_out, input=x)
-    return x
+    return x * config.hidden_size**0.5 if config.scale_embeddings else x
 
 
 def caching(use_cache: bool | None, config: WhenceConfig, stack: WhenceStack) -> bool:

@@ -54,6 +54,8 @@ class WhencePreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, nn.Embedding) and self.config.scale_embeddings:
+            init.normal_(module.weight, mean=0.0, std=self.config.hidden_size**-0.5)
         if is_residual(module):
             init.normal_(module.weight, mean=0.0, std=residual_std(self.config))
 

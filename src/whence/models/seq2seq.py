@@ -26,7 +26,8 @@ from whence.models.stack import WhenceStack
 class WhenceSeq2SeqModel(WhencePreTrainedModel):
     """A bidirectional encoder and a causal decoder with one table of token embeddings.
 
-    Both have the config's position, with parameters of their own; cross-attention has none.
+    Both have the config's position, with parameters of their own, unless the decoder is given
+    another; cross-attention has none.
 
         >>> sizes = {"vocab_size": 9, "hidden_size": 16, "num_attention_heads": 2}
         >>> model = WhenceSeq2SeqModel(WhenceSeq2SeqConfig(position="t5", **sizes))
@@ -41,7 +42,11 @@ class WhenceSeq2SeqModel(WhencePreTrainedModel):
         super().__init__(config)
         self.encoder = WhenceModel(config, pooler=False)
         self.decoder = WhenceStack(
-            config, n_layers=config.num_hidden_layers, causal=True, cross=True
+            config,
+            n_layers=config.num_hidden_layers,
+            causal=True,
+            cross=True,
+            position=config.decoder_position,
         )
         self.gradient_checkpointing = False
         self.post_init()
@@ -94,7 +99,7 @@ class WhenceSeq2SeqModel(WhencePreTrainedModel):
             own, cross = DynamicCache(config=config), DynamicCache(config=config)
             past_key_values = EncoderDecoderCache(own, cross)
         found = self.decoder(
-            embedded(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds),
+            embedded(self.encoder.embed_tokens, decoder_input_ids, decoder_inputs_embeds, config),
             attention_mask=decoder_attention_mask,
             position_ids=decoder_position_ids,
             past_key_values=past_key_values,

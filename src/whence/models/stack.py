@@ -30,13 +30,20 @@ class WhenceStack(nn.Module):
     """The input term and the norm of the embeddings, `n_layers` layers, the last norm."""
 
     def __init__(
-        self, config: WhenceConfig, *, n_layers: int, causal: bool, cross: bool = False
+        self,
+        config: WhenceConfig,
+        *,
+        n_layers: int,
+        causal: bool,
+        cross: bool = False,
+        position: str | None = None,
     ) -> None:
         super().__init__()
         assert config.head_dim is not None  # the config has filled it in
         self.n_layers, self.causal = n_layers, causal
+        position = config.position if position is None else position
         self.position = Positions(
-            config.position,
+            position,
             n_layers,
             shared=config.shared_positions,
             n_heads=config.num_attention_heads,
@@ -47,7 +54,7 @@ class WhenceStack(nn.Module):
         )
         require(
             causal or not self.position.whole.causal_only,
-            f"position {config.position!r} is for causal attention alone, and this stack is not "
+            f"position {position!r} is for causal attention alone, and this stack is not "
             "causal. Take a causal language model, or another position.",
         )
         self.embed_norm = norm(config) if config.embedding_norm else None

@@ -39,7 +39,9 @@ class TokenLayout:
         """The mask of the new tokens and of the keys from place `start` on."""
         if self.keys is None and self.segments is None:
             return None
-        keys = None if self.keys is None else self.keys[:, start:]
+        keys = self.keys
+        if keys is not None and start > 0:  # a slice of everything would cost every layer a view
+            keys = keys[:, start:]
         segments = None if self.segments is None else (self.segments, self.segments)
         return Mask(keys=keys, segments=segments)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from whence.analysis.criteria import CriteriaReport
+from whence.analysis.glue_results import FORMS, Glue, GlueJob, SplitScores
 from whence.analysis.json_result import Result
 from whence.analysis.lm_results import Job, LagView, Language, LengthLoss
 from whence.analysis.results import (
@@ -31,6 +32,8 @@ AXES: dict[type, dict[str, str]] = {
     LagProfile: {"lag": "l", "mean": "l", "low": "l", "high": "l"},
     LagView: {"lag": "l", "before": "h l", "after": "h l"},
     LengthLoss: {"position": "p?", "by_position": "p?"},
+    GlueJob: {"steps": "t?", "train_loss": "t?"},
+    SplitScores: {"predictions": "r?"},
     Job: {"steps": "t?", "train_loss": "t?", "gram_before": "n n", "gram_after": "n n"},
 }
 NUMBERS = ("train_length", "n_layers", "n_heads", "d_model", "steps", "batch")
@@ -149,8 +152,27 @@ def _check_seeds(part: Language) -> None:
             )
 
 
+def _glue(part: Glue) -> None:
+    lists: dict[str, Callable[[Any], bool]] = {
+        "tasks": lambda task: isinstance(task, str),
+        "forms": lambda form: isinstance(form, str) and form in FORMS,
+        "kernels": lambda s: isinstance(s, int) and not isinstance(s, bool) and 0 <= s <= LARGEST,
+    }
+    for key, is_valid in lists.items():
+        value: Any = part.config.get(key)
+        require(
+            isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_valid, value)),
+            f"config.{key} must be a list as whence glue writes it, got {value!r}.",
+        )
+        require(len(set(value)) == len(value), f"config.{key} names one of them twice: {value!r}.")
+    for key in ("model", "position"):
+        value = part.config.get(key)
+        require(isinstance(value, str), f"config.{key} must be a word, got {value!r}.")
+
+
 RULES: dict[type, Callable[[Any], None]] = {
     Fit: _fit,
     CriteriaReport: _criteria,
     Language: _language,
+    Glue: _glue,
 }

@@ -1,13 +1,9 @@
 """The tables of `whence glue`: Table 3 in the slides' layout, how sure it is, what is won back."""
 
-from dataclasses import dataclass
-
 from whence.analysis.glue_results import FORMS, Cell, Difference, Glue, GlueRow, table, won_back
 from whence.analysis.slides_glue import KERNELS, MODEL, TABLE_3, is_of_the_slides
-from whence.checks import one_of
+from whence.report.text_table import NONE, TextTable, minus
 
-FORMATS = ("markdown", "latex")
-NONE = "–"  # noqa: RUF001
 TITLES = {
     "sst2": "SST-2",
     "mnli": "MNLI",
@@ -19,28 +15,6 @@ TITLES = {
     "rte": "RTE",
 }
 SURE = 0.05
-LATEX = {
-    "_": r"\_",
-    "%": r"\%",
-    "&": r"\&",
-    "#": r"\#",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-    "−": "$-$",  # noqa: RUF001
-    NONE: "--",
-}
-ESCAPED = str.maketrans(LATEX)
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """Cells of text; `bold` are the places (row, column) that stand out."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    bold: frozenset[tuple[int, int]]
-    caption: str
 
 
 def tables(results: Glue) -> list[TextTable]:
@@ -68,7 +42,7 @@ def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
         scores = [_cell(cell) for cell in (row.baseline, *row.cells)]
         share = NONE if row.reduction is None else f"{row.reduction:.1%}"
         n = sorted({cell.n for cell in (row.baseline, *row.cells) if cell is not None})
-        cells.append((task_title(row.task), *scores, _signed(row.delta), _minus(share), _seeds(n)))
+        cells.append((task_title(row.task), *scores, _signed(row.delta), minus(share), _seeds(n)))
     return TextTable(
         f"({form}) {FORMS[form]}",
         head,
@@ -118,8 +92,8 @@ def _won_back(results: Glue) -> TextTable | None:
                 shares.append(NONE)
                 continue
             inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
-            shares.append(_minus(f"{one.share:.0%} ({inside})"))
-        rows.append((task_title(task), _minus(f"{lost:.1f}"), *shares))
+            shares.append(minus(f"{one.share:.0%} ({inside})"))
+        rows.append((task_title(task), minus(f"{lost:.1f}"), *shares))
     return TextTable(
         "what kernels win back of what leaving the position embeddings out loses",
         ("task", "lost", *(f"S = {s}" for s in results.kernels)),
@@ -157,52 +131,6 @@ def reasons(results: Glue) -> list[str]:
     ]
 
 
-def formatted(results: Glue, form: str) -> str:
-    """All tables as Markdown, or as LaTeX for booktabs."""
-    one_of("format", form, FORMATS)
-    write = markdown if form == "markdown" else latex
-    return "\n\n".join(write(one) for one in tables(results))
-
-
-def markdown(found: TextTable) -> str:
-    """A heading, the table and its caption."""
-    lines = [_line(found.head), _line(["---", *["---:"] * (len(found.head) - 1)])]
-    for place, row in enumerate(found.rows):
-        cells = [f"**{x}**" if (place, c) in found.bold else x for c, x in enumerate(row)]
-        lines.append(_line(cells))
-    return "\n".join([f"### {found.title}", "", *lines, "", found.caption])
-
-
-def latex(found: TextTable) -> str:
-    """A table for booktabs."""
-    rows = []
-    for place, row in enumerate(found.rows):
-        plain = [text.translate(ESCAPED) for text in row]
-        cells = [rf"\textbf{{{x}}}" if (place, c) in found.bold else x for c, x in enumerate(plain)]
-        rows.append(" & ".join(cells) + r" \\")
-    head = " & ".join(text.translate(ESCAPED) for text in found.head) + r" \\"
-    caption = f"{found.title}. {found.caption}".translate(ESCAPED)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * (len(found.head) - 1)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\caption{{{caption}}}",
-            r"\end{table}",
-        ]
-    )
-
-
-def _line(cells: "list[str] | tuple[str, ...]") -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def task_title(task: str) -> str:
     """A task as papers write it."""
     return TITLES.get(task, task)
@@ -221,7 +149,7 @@ def _cell(cell: Cell | None) -> str:
     if cell is None:
         return NONE
     spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
-    return _minus(f"{cell.median:.1f}{spread}")
+    return minus(f"{cell.median:.1f}{spread}")
 
 
 def _difference(found: Difference | None) -> str:
@@ -229,12 +157,8 @@ def _difference(found: Difference | None) -> str:
         return NONE
     inside = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
     p = "" if found.p is None else f" p = {found.p:.2g}"
-    return _minus(f"{found.mean:+.1f}{inside}{p}, {found.better} of {found.n}")
+    return minus(f"{found.mean:+.1f}{inside}{p}, {found.better} of {found.n}")
 
 
 def _signed(number: float | None) -> str:
-    return NONE if number is None else _minus(f"{number:+.1f}")
-
-
-def _minus(text: str) -> str:
-    return text.replace("-", "−")  # noqa: RUF001
+    return NONE if number is None else minus(f"{number:+.1f}")

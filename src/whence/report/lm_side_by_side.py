@@ -7,9 +7,10 @@ from typing import Any
 from whence.analysis.lm_results import Language, ranked
 from whence.report.html_page import Section
 from whence.report.lm_plots import loss_line
-from whence.report.lm_table import NONE, loss_text
+from whence.report.lm_table import loss_text
 from whence.report.lm_winners import in_front, losses
 from whence.report.plots import BELOW, COLORS, DASHES, SYMBOLS, Plot, counts_axis, plot
+from whence.report.text_table import NONE
 
 SCORED_ALIKE = ("task", "distance", "objective")  # of the configuration
 

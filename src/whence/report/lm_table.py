@@ -1,28 +1,12 @@
 """The table that ranks methods: for a terminal, a page, Markdown and LaTeX."""
 
-from dataclasses import dataclass
-
 from whence.analysis.lm_results import Language, Mean, Row, ranked
-from whence.checks import one_of
 from whence.report.lm_winners import certainty, in_front, losses
-
-FORMATS = ("markdown", "latex")
-NONE = "–"  # noqa: RUF001
-ESCAPED = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "±": r"$\pm$", NONE: "--"})
+from whence.report.text_table import NONE, TextTable
 
 
-@dataclass(frozen=True)
-class RankTable:
-    """Text cells, best method first; `best` are the places (row, column) of losses in front."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    best: frozenset[tuple[int, int]]
-    caption: str
-
-
-def rank_table(results: Language) -> RankTable:
-    """Losses at every length from scratch, accuracy for a task, then what a method costs."""
+def rank_table(results: Language) -> TextTable:
+    """Losses at every length, accuracy for a task, what a method costs; the best method first."""
     rows = ranked(results)
     lengths = results.lengths
     task = results.config["task"] != "text"
@@ -47,7 +31,7 @@ def rank_table(results: Language) -> RankTable:
         _cells(row, task, speed, counts[row.method] if uneven else None, bool(rates))
         for row in rows
     )
-    return RankTable(tuple(head), cells, frozenset(best), caption(results))
+    return TextTable("", tuple(head), cells, frozenset(best), caption(results), code=True)
 
 
 def _several_rates(results: Language) -> list[float]:
@@ -116,53 +100,3 @@ def reasons(results: Language) -> list[str]:
         lines += [f"{row.method}: {text}" for text in row.stopped]
         lines += [f"no loss at a longer length: {text}" for text in row.why_not]
     return list(dict.fromkeys(lines))
-
-
-def formatted(results: Language, form: str) -> str:
-    """The ranking as Markdown, or as LaTeX for booktabs."""
-    return written(rank_table(results), form)
-
-
-def written(table: RankTable, form: str) -> str:
-    """A table in one of the two."""
-    one_of("format", form, FORMATS)
-    return _markdown(table) if form == "markdown" else _latex(table)
-
-
-def _markdown(table: RankTable) -> str:
-    lines = [_line(table.head), _line(["---", *["---:"] * (len(table.head) - 1)])]
-    for place, row in enumerate(table.rows):
-        cells = [f"`{row[0]}`"]
-        cells += [f"**{x}**" if (place, c) in table.best else x for c, x in enumerate(row[1:], 1)]
-        lines.append(_line(cells))
-    return "\n".join([*lines, "", table.caption])
-
-
-def _line(cells: "list[str] | tuple[str, ...]") -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _latex(table: RankTable) -> str:
-    rows = []
-    for place, row in enumerate(table.rows):
-        cells = [rf"\texttt{{{row[0].translate(ESCAPED)}}}"]
-        for column, text in enumerate(row[1:], 1):
-            plain = text.translate(ESCAPED)
-            cells.append(rf"\textbf{{{plain}}}" if (place, column) in table.best else plain)
-        rows.append(" & ".join(cells) + r" \\")
-    head = " & ".join(text.translate(ESCAPED) for text in table.head) + r" \\"
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.head) - 1)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\caption{{{table.caption.translate(ESCAPED)}}}",
-            r"\end{table}",
-        ]
-    )

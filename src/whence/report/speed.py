@@ -24,8 +24,26 @@ def draw_speed(results: dict[str, Any]) -> dict[str, Figure]:
             continue
         words = [mode, method.replace(":", "-").replace("=", ""), f"d{d}"]
         words += ["causal"] * causal + [f"b{batch}"] * (batch is not None)
-        figures["-".join(words)] = _figure(rows, f"{method}, {MODES[mode]}", results["machine"])
+        heading = f"{method}, {MODES[mode]}"
+        figures["-".join(words)] = _figure({"": rows}, heading, results["machine"])
     return figures
+
+
+def draw_modes(results: dict[str, Any], heading: str, titles: dict[str, str]) -> Figure:
+    """One figure of all measured records, a row of panels for each mode.
+
+    `titles` are the contenders as the legend names them, in its order.
+    """
+    measured = [row for row in results["records"] if row["ms"] is not None]
+    named = [
+        {**row, "contender": title}
+        for name, title in titles.items()
+        for row in measured
+        if row["contender"] == name
+    ]
+    modes = dict.fromkeys(row["mode"] for row in named)
+    groups = {MODES[mode]: [row for row in named if row["mode"] == mode] for mode in modes}
+    return _figure(groups, heading, results["machine"])
 
 
 def _groups(
@@ -44,15 +62,27 @@ def _key(row: dict[str, Any], method: str) -> tuple[Any, ...]:
     return row["mode"], mine, row["d_head"], row["causal"], batch
 
 
-def _figure(rows: list[dict[str, Any]], heading: str, machine: dict[str, Any]) -> Figure:
-    first = rows[0]
+def _figure(
+    groups: dict[str, list[dict[str, Any]]], heading: str, machine: dict[str, Any]
+) -> Figure:
+    """Time and memory side by side, a row of panels for each group of records."""
+    first = next(iter(groups.values()))[0]
     detail = (
         f"{first['n_heads']} heads of {first['d_head']}, {first['dtype']}, "
         f"{machine.get('gpu') or machine['cpu']}, torch {machine['torch'].split('+')[0]}"
     )
-    figure, (time, memory) = panels(
-        2, columns=2, size=(3.9, 3.1), share=False, heading=heading, detail=detail
+    figure, axes = panels(
+        2 * len(groups), columns=2, size=(3.9, 3.1), share=False, heading=heading, detail=detail
     )
+    for (name, rows), time, memory in zip(groups.items(), axes[::2], axes[1::2], strict=True):
+        _draw(time, memory, rows)
+        _finish(time, rows, "milliseconds", name or "20 to 80 % shaded")
+        _finish(memory, rows, "MB beyond the inputs", name or "at the most")
+    axes[0].legend(fontsize=6.5, frameon=False)
+    return figure
+
+
+def _draw(time: Axes, memory: Axes, rows: list[dict[str, Any]]) -> None:
     looks = series()
     for name in dict.fromkeys(row["contender"] for row in rows):
         mine = sorted((row for row in rows if row["contender"] == name), key=lambda row: row["n"])
@@ -64,10 +94,6 @@ def _figure(rows: list[dict[str, Any]], heading: str, machine: dict[str, Any]) -
         time.fill_between(n, low, high, color=color, alpha=0.15, linewidth=0)
         kept = [row for row in mine if row["extra_bytes"]]  # a log scale has no place for none
         memory.plot([row["n"] for row in kept], [row["extra_bytes"] / 1e6 for row in kept], **line)
-    _finish(time, rows, "milliseconds", "20 to 80 % shaded")
-    _finish(memory, rows, "MB beyond the inputs", "at the most")
-    time.legend(fontsize=6.5, frameon=False)
-    return figure
 
 
 def _finish(axes: Axes, rows: list[dict[str, Any]], what: str, detail: str) -> None:

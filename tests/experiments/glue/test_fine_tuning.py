@@ -179,6 +179,24 @@ def test_workers_give_the_numbers_of_one_process(files: Path, tmp_path: Path) ->
     same(run_glue(config, tmp_path / "two", workers=2), run_glue(config, tmp_path / "one"))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_on_ray_gives_the_numbers_of_one_process(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.chdir(files)
+    config = tiny(files, model="bert", data="data", forms=("b",))  # from the folder it began in
+    said: list[str] = []
+    parallel = run_glue(
+        config, tmp_path / "ray", ray="local", say=lambda what, share: said.append(what)
+    )
+    same(parallel, run_glue(config, tmp_path / "one"))
+    assert said[1:] == ["1 of 2 jobs done", "2 of 2 jobs done"]
+
+
 def test_rows_in_tokens_are_read_again_unless_they_changed(files: Path, tmp_path: Path) -> None:
     data = write_glue(tmp_path / "data", "cola")
     config = tiny(files, data=str(data))
@@ -204,6 +222,30 @@ def test_results_of_other_rows_are_refused(files: Path, tmp_path: Path) -> None:
         run_glue(config, tmp_path / "out")
     with pytest.raises(ValueError, match="holds another experiment: learning_rate is"):
         run_glue(replace(config, learning_rate=2e-3), tmp_path / "out")
+
+
+def test_results_keep_their_machine_and_a_damaged_file_is_written_anew(
+    files: Path, tmp_path: Path
+) -> None:
+    config, out = tiny(files, kernels=(0,)), tmp_path / "out"
+    run_glue(config, out, machine={"gpu": "first"})
+    again = run_glue(config, out, machine={"gpu": "second"})  # nothing is trained
+    assert again.machine == {"gpu": "first"}
+    other = run_glue(replace(config, kernels=(0, 1)), out, machine={"gpu": "second"})
+    assert other.machine == {"gpu": "second"}
+    (out / "glue.json").write_text("{")
+    found = run_glue(replace(config, kernels=(0, 1)), out, machine={"gpu": "third"})
+    assert len(found.jobs) == 2
+    assert found.machine == {"gpu": "third"}
+    assert Glue.load(out / "glue.json").to_json() == found.to_json()
+
+
+def test_more_seeds_of_a_task_go_into_the_same_folder(files: Path) -> None:
+    config = tiny(files, exceptions={"cola": {"epochs": 2.0}})
+    more = replace(config, exceptions={"cola": {"epochs": 2, "seeds": 3}, "mnli": {"seeds": 2}})
+    assert more.fixed() == config.fixed()
+    longer = replace(config, exceptions={"cola": {"epochs": 3.0}})
+    assert longer.fixed() != config.fixed()
 
 
 def test_a_batch_is_padded_to_its_longest_row(files: Path, tmp_path: Path) -> None:

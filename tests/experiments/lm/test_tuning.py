@@ -23,7 +23,7 @@ from whence.experiments.lm.source import IGNORED
 from whence.experiments.lm.tasks import Task
 from whence.experiments.lm.training import new_model
 from whence.experiments.progress import OutOfTimeError
-from whence.report.lm_table import formatted
+from whence.report.lm_report import LM_REPORT
 
 BAD, GOOD = 1e-7, 1e-2
 
@@ -68,7 +68,7 @@ def test_a_rate_that_is_clearly_bad_is_not_chosen_and_the_other_seeds_run_at_the
     }
     again = Language.load(out / "lm.json")
     assert again.to_json() == found.to_json()
-    table = formatted(found, "markdown")
+    table = LM_REPORT.formatted(found, "markdown")
     assert "| loss at 32 | rate |" in table
     assert "| 0.01 |" in table
     assert "learning rates 1e-07, 0.01 which gave it the smallest loss with the first seed" in table

@@ -1,14 +1,13 @@
 """The frozen configuration of a GLUE comparison: tasks, forms, kernels and how to fine-tune."""
 
 import inspect
-import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from whence.analysis.glue_results import DROPPED, FORMS, KEPT
-from whence.analysis.json_result import Result
 from whence.checks import at_least, one_of, require, unknown
+from whence.experiments.config import ExperimentConfig
 from whence.experiments.glue.tasks import TASKS, task_named
 from whence.kernels.attend import BACKENDS
 from whence.methods import METHODS
@@ -17,13 +16,10 @@ HUB = "hub:nyu-mll/glue"
 DISTILLED = "distilled"
 STARTS = ("zero", "local", "released", DISTILLED)
 DEVICES = ("auto", "cpu", "cuda")
-# What may differ between two runs into one folder: which jobs, and where they run. Data and model
-# are compared by their content.
-FREE = ("model", "data", "tasks", "forms", "kernels", "seeds", "device", "save_every")
 
 
 @dataclass(frozen=True, eq=False)
-class GlueConfig(Result):
+class GlueConfig(ExperimentConfig):
     """One comparison: every task in every form with every number of kernels and every seed.
 
     `kernels` 0 is the baseline, without the method. `exceptions` holds numbers that a task has of
@@ -32,6 +28,8 @@ class GlueConfig(Result):
     go in a few hundred steps. `start` "distilled" begins with kernels fitted to the model's own
     position embeddings, in form (a) at amplitude 0.
     """
+
+    free = ("model", "data", "tasks", "forms", "kernels", "seeds", "device", "save_every")
 
     model: str
     tasks: tuple[str, ...] = tuple(TASKS)
@@ -133,16 +131,11 @@ class GlueConfig(Result):
         """Whether the model's own position embeddings stay."""
         return form != DROPPED
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
     def fixed(self) -> dict[str, Any]:
-        """What two runs into one folder must have in common."""
-        found = {key: value for key, value in self.plain().items() if key not in FREE}
-        found["exceptions"] = {
-            task: {name: float(number) for name, number in numbers.items() if name not in FREE}
+        """More seeds of one task are more jobs, as more seeds of all are."""
+        found = super().fixed()
+        own = {
+            task: {name: float(number) for name, number in numbers.items() if name not in self.free}
             for task, numbers in self.exceptions.items()
         }
-        return found
+        return found | {"exceptions": {task: numbers for task, numbers in own.items() if numbers}}

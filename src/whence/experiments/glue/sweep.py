@@ -1,13 +1,14 @@
 """`whence glue` as a sweep: each task in each form with each number of kernels and each seed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from whence.analysis.glue_results import Glue, GlueJob
 from whence.checks import require
 from whence.experiments.config import fingerprint
-from whence.experiments.folder import RESULT
+from whence.experiments.folder import RESULT, where_run
 from whence.experiments.glue.config import DISTILLED, GlueConfig
 from whence.experiments.glue.data import prepared
 from whence.experiments.glue.job import Run, run_glue_job, runs
@@ -85,12 +86,13 @@ class GlueSweep(Sweep[Run, GlueJob]):
                 path = self.folder(job) / RESULT
                 found = finished(path, GlueJob, self.fingerprint, job)
                 jobs.append(found if job.seed == 0 else found.lighter())
-        path = self.out / RESULTS
-        if path.is_file():
-            before = Glue.load(path)
-            if before.machine and len(before.jobs) >= len(jobs):  # none of them ran now
-                machine = before.machine
-        return Glue(self.config.plain(), self.data.facts(), machine, tuple(jobs))
+        results = Glue(self.config.plain(), self.data.facts(), {}, tuple(jobs))
+        where = where_run(machine, self.out / RESULTS, results, _finished)
+        return replace(results, machine=where)
+
+
+def _finished(results: Glue) -> set[Run]:
+    return {Run(job.task, job.form, job.kernels, job.seed) for job in results.jobs}
 
 
 def run_glue(

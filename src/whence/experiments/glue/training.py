@@ -10,13 +10,12 @@ from safetensors.torch import load_model
 from transformers import TrainingArguments
 
 from whence.analysis.checkpoint import SAFE
-from whence.experiments.folder import CHECKPOINTS
 from whence.experiments.glue.config import GlueConfig
 from whence.experiments.glue.encoded import Encoded, Padded
 from whence.experiments.processes import processes
 from whence.experiments.progress import Say
 from whence.experiments.trainer import PositionTrainer
-from whence.experiments.training import Trained, fit
+from whence.experiments.training import Trained, fit, shared_arguments
 from whence.hf.attaching import attached
 
 LOGS = 10  # looks at the loss in a job: each makes the host wait for the GPU
@@ -105,27 +104,18 @@ def _arguments(
     # of all stays ahead.
     save = every * max(round(config.save_every / every), 1) if config.save_every else steps + 1
     return TrainingArguments(
-        str(folder / CHECKPOINTS),
+        **shared_arguments(folder, device),
         max_steps=steps,
         per_device_train_batch_size=config.n_batch(task) // world,
         learning_rate=config.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=round(config.warmup * steps),
         weight_decay=config.weight_decay,
-        optim="adamw_torch_fused" if gpu else "adamw_torch",
         bf16=config.bf16,
         tf32=True if config.tf32 and gpu else None,
         seed=seed,
         data_seed=seed,
-        remove_unused_columns=False,
-        dataloader_pin_memory=gpu,
         accelerator_config={"non_blocking": gpu},  # the host need not wait for a batch to arrive
-        use_cpu=not gpu,
-        ddp_backend="gloo" if world > 1 and not gpu else None,
         logging_steps=every,
-        logging_nan_inf_filter=False,  # it waits for every loss; those of the log are looked at
         save_steps=save,
-        save_total_limit=2,
-        disable_tqdm=True,
-        report_to="none",
     )

@@ -1,37 +1,22 @@
 """The frozen configuration of a language-modelling comparison, from TOML and flags."""
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whence.analysis.json_result import Result
 from whence.checks import at_least, one_of, require
-from whence.experiments.config import check_names, read_options, typed_config
+from whence.experiments.config import ExperimentConfig, check_names, read_options, typed_config
 
 OBJECTIVES = ("causal", "masked")
 TASKS = ("text", "copy", "reverse", "recall", "back")
 DEVICES = ("auto", "cpu", "cuda")
 CORPUS = ".safetensors"  # how the name of a tokenized corpus ends
 VOCABULARY = 1024  # of the tokenizer that is trained on a text, unless another size is given
-# What may differ between two runs into one folder: which jobs, where they run, and the names of
-# files, whose content is compared instead.
-FREE = (
-    "methods",
-    "seeds",
-    "data",
-    "valid",
-    "text_column",
-    "tokenizer",
-    "device",
-    "fsdp",
-    "keep_models",
-)
 
 
 @dataclass(frozen=True, eq=False)
-class LMConfig(Result):
+class LMConfig(ExperimentConfig):
     """One comparison: every method with every seed, else the same in all.
 
     `batch` is sequences a step over all processes, cut into `accumulate` passes. A learned table
@@ -45,6 +30,18 @@ class LMConfig(Result):
         >>> config.tunes  # more than one rate
         True
     """
+
+    free = (
+        "methods",
+        "seeds",
+        "data",
+        "valid",
+        "text_column",
+        "tokenizer",
+        "device",
+        "fsdp",
+        "keep_models",
+    )
 
     methods: tuple[str, ...]
     data: str | None = None  # a text, a folder, hub:NAME or a tokenized corpus; for the task "text"
@@ -164,15 +161,12 @@ class LMConfig(Result):
         """Whether each method chooses among several learning rates."""
         return len(self.learning_rates) > 1
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
     def fixed(self) -> dict[str, Any]:
-        """What two runs into one folder must have in common."""
-        free = (*FREE, "vocab_size") if self.tokenized else FREE  # it is a corpus' own
-        return {key: value for key, value in self.plain().items() if key not in free}
+        """The vocabulary of a tokenized corpus is its own, not the configuration's."""
+        found = super().fixed()
+        if self.tokenized:
+            del found["vocab_size"]
+        return found
 
 
 def read_config(path: Path | None, flags: dict[str, Any]) -> LMConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from whence.analysis.lm_results import Job, Language
 from whence.checks import at_least, require
 from whence.experiments.config import fingerprint
-from whence.experiments.folder import load_result
+from whence.experiments.folder import where_run
 from whence.experiments.job import run_job
 from whence.experiments.lm.config import LMConfig
 from whence.experiments.lm.data import prepared
@@ -113,7 +113,8 @@ class LMSweep(Sweep[Run, Job]):
     def gathered(self, machine: dict[str, Any]) -> Language:
         """All that is finished, method by method."""
         results = gathered(self.config, self.source, self.out, {})
-        return replace(results, machine=_machine(self.out / RESULTS, results, machine))
+        where = where_run(machine, self.out / RESULTS, results, _finished)
+        return replace(results, machine=where)
 
 
 def run_lm(
@@ -201,18 +202,7 @@ def run_one(
     return run_job(sweep, job, say=say, deadline=deadline, side_by_side=side_by_side)
 
 
-def _machine(path: Path, results: Language, here: dict[str, Any]) -> dict[str, Any]:
-    """Where the jobs ran: here, unless lm.json has had them all, so that none ran now.
-
-    A damaged lm.json is written anew.
-    """
-    try:
-        there = load_result(Language, path, way_out="")
-    except (FileNotFoundError, ValueError):
-        return here
-    had, have = (
-        {(job.method, job.seed) for job in one.jobs}
-        | {(tuned.method, tuned.learning_rate) for tuned in one.tuning}
-        for one in (there, results)
-    )
-    return here if have - had or not there.machine else there.machine
+def _finished(results: Language) -> set[tuple[str, float]]:
+    return {(job.method, job.seed) for job in results.jobs} | {
+        (tuned.method, tuned.learning_rate) for tuned in results.tuning
+    }

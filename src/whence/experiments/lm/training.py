@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from whence.checks import require
-from whence.experiments.folder import CHECKPOINTS
 from whence.experiments.lm.config import LMConfig
 from whence.experiments.lm.learned_table import measured_table
 from whence.experiments.lm.source import Examples, Source
 from whence.experiments.processes import check_gpus, named_device, processes
 from whence.experiments.progress import Say
-from whence.experiments.training import Trained, fit
+from whence.experiments.training import Trained, fit, shared_arguments
 from whence.methods.registry import import_modules
 
 
@@ -111,10 +110,9 @@ def check_fsdp(device: torch.device) -> None:
 def _arguments(config: LMConfig, seed: int, folder: Path, learning_rate: float) -> Any:
     from transformers import TrainingArguments
 
-    device, world = named_device(config.device), processes()[1]
-    parts = world * config.accumulate
+    parts = processes()[1] * config.accumulate
     return TrainingArguments(
-        output_dir=str(folder / CHECKPOINTS),
+        **shared_arguments(folder, named_device(config.device)),
         max_steps=config.steps,
         per_device_train_batch_size=config.batch // parts,
         gradient_accumulation_steps=config.accumulate,
@@ -123,20 +121,11 @@ def _arguments(config: LMConfig, seed: int, folder: Path, learning_rate: float) 
         warmup_steps=config.warmup,
         weight_decay=config.weight_decay,
         adam_beta2=0.95,
-        optim="adamw_torch_fused" if device.type == "cuda" else "adamw_torch",
         bf16=config.bf16,
         torch_compile=config.compile,
         seed=seed,
         train_sampling_strategy="sequential",  # the order is the data set's own
-        remove_unused_columns=False,
-        dataloader_pin_memory=device.type == "cuda",
-        use_cpu=device.type == "cpu",
         fsdp=config.fsdp or None,
-        ddp_backend="gloo" if world > 1 and device.type == "cpu" else None,
         logging_steps=config.log_every,
-        logging_nan_inf_filter=False,
         save_steps=config.save_every,
-        save_total_limit=2,  # the newest is marked as whole after the oldest has gone
-        disable_tqdm=True,
-        report_to="none",
     )

@@ -1,0 +1,1 @@
+"""Translation with each positional method: the experiment of Shaw et al. (2018)."""
