@@ -384,7 +384,7 @@ def _starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, tuple[Any, 
     """start(handle of a stream, arguments), for a kernel that Triton has compiled.
 
     compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
-    Without that a launch takes the host half of the time (docs/LOG.md).
+    Here that is left out until somebody adds a hook.
     """
     import triton  # a Linux package; there is no compiled kernel without it
 
