@@ -101,8 +101,9 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
         for width, rows in self.buckets.items():
             mixed = np.concatenate([left, draw.permutation(rows)])
             full = len(mixed) - len(mixed) % self.sizes[width]
-            parts = torch.from_numpy(mixed[:full]).to(device).split(self.sizes[width])
-            found += [(width, part) for part in parts if len(part)]
+            if full:
+                batches = torch.from_numpy(mixed[:full]).to(device)
+                found += [(width, x) for x in batches.view(-1, self.sizes[width])]
             left = mixed[full:]
         if not found:
             found.append((max(self.buckets), torch.from_numpy(left).to(device)))
