@@ -10,13 +10,15 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 OUT ?= out
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint format bench clean
+.PHONY: help demo docs test test-all test-gpu notebooks lint format bench clean
 
 help:
 	@echo "make demo     lag curves, what a real model knows, four methods trained, into $(OUT)/"
+	@echo "make docs     the documentation site, into $(OUT)/site"
 	@echo "make test     all checks, and all tests but the slow ones and those for a GPU"
 	@echo "make test-all all checks, and the slow tests too"
 	@echo "make test-gpu the tests that need an NVIDIA GPU"
+	@echo "make notebooks run the notebooks of examples/, in under a minute"
 	@echo "make lint     ruff, mypy and the layer contract"
 	@echo "make format   let ruff rewrite what it can"
 	@echo "make bench    time and memory on this CPU"
@@ -44,6 +46,12 @@ $(MODEL): $(INSTALLED)
 # All of it takes under four minutes on two quiet cores.
 demo: $(MODEL)
 	@$(BIN)/whence demo --out $(OUT)
+
+# Strict: a broken link, or a page that the navigation lacks, is an error (with --quiet none would be).
+docs: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site >$(VENV)/.docs 2>&1 || { \
+	  grep -v '^INFO' $(VENV)/.docs >&2; exit 1; }
+	@echo "$(OUT)/site/index.html; for the search: python -m http.server -d $(OUT)/site"
 
 lint: $(INSTALLED)
 	@echo "ruff check";  $(BIN)/ruff check --quiet .
@@ -78,6 +86,9 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { \
 	  echo "make test-gpu needs an NVIDIA GPU that PyTorch can see." >&2; exit 1; }
 	@$(BIN)/pytest -m gpu
+
+notebooks: $(MODEL)
+	@$(BIN)/python examples/run_notebooks.py
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --quiet --fix-only .

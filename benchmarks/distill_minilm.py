@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from whence.analysis.minilm import MODEL, model_folder
 from whence.bench.machine import machine
-from whence.cli.demo import MODEL, model_folder
 from whence.distill.closeness import closeness
 from whence.distill.distilling import Plan, facts, fitted, stripped, versions
 from whence.distill.original import Original, load_original

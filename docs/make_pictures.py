@@ -1,7 +1,8 @@
-"""The pictures of the docs and the numbers beside them, from one run of `whence demo`.
+"""The pictures of the docs and the numbers beside them: from results, and from one `whence demo`.
 
-    python docs/make_pictures.py            run the demo, then copy
-    python docs/make_pictures.py FOLDER     copy from what `whence demo --out FOLDER` wrote
+    python docs/make_pictures.py --results  draw the README's picture alone, from results
+    python docs/make_pictures.py            that, and run the demo, then copy
+    python docs/make_pictures.py FOLDER     that, and copy what `whence demo --out FOLDER` wrote
 
 It writes docs/*.png and results/inspect_minilm.json, the inspection without its arrays, from which
 docs/make_tables.py makes tables. It needs the model: `make demo` installs it.
@@ -15,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import first_picture
+from tables.results_folder import ResultsFolder
 from whence.analysis.fit import fit_heads
 from whence.analysis.results import Inspection
 from whence.files import write_bytes, write_text
@@ -82,7 +85,10 @@ def fits_of(found: Inspection) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the demo unless its folder is given."""
+    """Run the demo unless its folder is given, or nothing of it is wanted."""
+    first_picture.save(ResultsFolder(ROOT), ROOT / "docs" / "first_picture.png")
+    if sys.argv[1:] == ["--results"]:
+        return
     if len(sys.argv) > 1:
         copy(Path(sys.argv[1]))
         return

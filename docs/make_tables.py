@@ -4,8 +4,9 @@
     python docs/make_tables.py --check   exit with 1 if a file is out of date
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is the function in
-docs/tables that makes it of what is stored in `results`. One whose results are not there says so,
-or is left out with its heading.
+docs/tables that makes it of what is stored in `results`. On the page of a method, or of a package
+of the API, it is `<!-- table: NAME of PAGE -->`. One whose results are not there says so, or is
+left out with its heading.
 """
 
 import re
@@ -14,8 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tables import (
+    api,
+    choosing,
+    commands,
     cpu,
     criteria,
+    first_screen,
     glue,
     gpu,
     lm,
@@ -29,12 +34,14 @@ from tables import (
 from tables.results_folder import ResultsFolder
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (\w+)(?: of (\w+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
 TABLES: dict[str, Callable[[ResultsFolder], str]] = {
     table.__name__: table
     for table in (
-        methods.methods,
-        methods.method_pages,
+        first_screen.first_numbers,
+        commands.commands,
+        choosing.choosing,
+        methods.method_index,
         minilm.minilm,
         minilm.minilm_windows,
         minilm.minilm_fits,
@@ -47,8 +54,8 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         shaw_algorithms.shaw_gpu,
         gpu.gpu,
         gpu.gpu_short,
+        gpu.gpu_findings,
         lm.lm_losses,
-        lm.lm_short,
         lm.lm_paired,
         lm.lm_far,
         lm.lm_long,
@@ -67,28 +74,46 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         translation.translation_lengths,
         translation.translation_rates,
         translation.translation_setting,
+        glue.glue_search,
+        glue.glue_chances,
+        glue.glue_slides,
         model_cost.model_cost,
+        model_cost.cost_findings,
         model_cost.translation_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,
         lm_cost.units_cost,
         criteria.criteria,
+        criteria.criteria_findings,
         criteria.rules,
         criteria.differences,
         criteria.notes,
+    )
+}
+OF_A_PAGE: dict[str, Callable[[ResultsFolder, str], str]] = {
+    table.__name__: table
+    for table in (
+        api.api,
+        methods.method_facts,
+        methods.method_measured,
+        methods.method_definition,
     )
 }
 
 
 def filled(text: str, stored: ResultsFolder) -> str:
     """The text with every table made anew."""
-    return BLOCK.sub(lambda block: block[1] + TABLES[block[2]](stored) + block[3], text)
+
+    def made(name: str, page: str | None) -> str:
+        return TABLES[name](stored) if page is None else OF_A_PAGE[name](stored, page)
+
+    return BLOCK.sub(lambda block: block[1] + made(block[2], block[3]) + block[4], text)
 
 
 def main() -> int:
     """Write, or check, every Markdown file that has a table."""
     out_of_date = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
         text = path.read_text(encoding="utf-8")
         new = filled(text, ResultsFolder(ROOT))
         if new != text:

@@ -108,3 +108,14 @@ def test_importing_takes_little_longer_than_importing_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 10.0  # about 0.3 s on an idle machine; this one may be busy
+
+
+def test_whence_itself_imports_no_torch_and_has_all_its_names() -> None:
+    code = (
+        "import sys, whence; assert 'torch' not in sys.modules; "
+        "assert set(whence.__all__) <= set(dir(whence)); "
+        "print(whence.methods.METHODS is whence.METHODS, whence.attend.__module__)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (done.stdout, done.returncode) == ("True whence.kernels.attend\n", 0), done.stderr

@@ -20,6 +20,24 @@ def criteria(stored: ResultsFolder) -> str:
     return "\n".join([*lines, "", f"Measured with {versions}."]) + "\n"
 
 
+def criteria_findings(stored: ResultsFolder) -> str:
+    """Which methods meet all criteria, by the measurement and by the slides, and how they agree."""
+    rows = stored.json("criteria.json")["rows"]
+    met = [r["method"] for r in rows if all(x["verdict"] for x in r["criteria"])]
+    slides = [r["method"] for r in rows if all(x["slides"] for x in r["criteria"])]
+    ticked = [x for r in rows for x in r["criteria"] if x["slides"] is not None]
+    agree = sum(x["slides"] == x["verdict"] for x in ticked)
+    return (
+        f"**Measured, {_named(met)} meet all six.** In the slides {_named(slides)} does, of the "
+        f"nine that they judge. {agree} of the slides' {len(ticked)} ticks are confirmed.\n"
+    )
+
+
+def _named(methods: list[str]) -> str:
+    *others, last = (f"`{method}`" for method in methods)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def rules(stored: ResultsFolder) -> str:
     """What each criterion of Table 1 measures, and when it is met."""
     return "".join(

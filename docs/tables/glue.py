@@ -1,12 +1,15 @@
 """One real model on GLUE with TISA and without, in the layout of the slides' Table 3."""
 
 from dataclasses import replace
+from statistics import fmean
 
 from tables.results_folder import MISSING, ResultsFolder
-from whence.analysis.glue_results import Glue
-from whence.report.glue_table import tables
-from whence.report.text_table import markdown
+from whence.analysis.glue_results import DROPPED, Glue, table
+from whence.analysis.slides_glue import KERNELS, MODEL, TABLE_3
+from whence.report.glue_table import difference_cells, tables, task_title
+from whence.report.text_table import NONE, TextTable, markdown
 
+RATES = ("5e-4", "1.5e-3", "5e-3", "1.5e-2")
 FILE = "glue/glue.json"
 
 
@@ -44,6 +47,89 @@ def glue_setting(stored: ResultsFolder) -> str:
         f"the kernels, start {config['start']}, rows cut at {config['max_length']} tokens. "
         f"Training rows: {rows}.\n"
     )
+
+
+def glue_search(stored: ResultsFolder) -> str:
+    """Learning rates that were tried first, with S = 3 and without."""
+    labels = {
+        "rate_5e-5": "weights 5e-5",
+        "rate_2e-4": "weights 2e-4",
+        **{f"kernel_rate_{rate}": f"weights 1e-4, kernels {rate}" for rate in RATES},
+    }
+    tasks = ("stsb", "cola", "mrpc")
+    head = ("learning rates", *(f"{task_title(task)} ({f})" for task in tasks for f in "ab"))
+    rows = []
+    for name, label in labels.items():
+        path = stored.path(f"glue/search/{name}.json")
+        if not path.is_file():
+            return _missing()
+        found = Glue.load(path)
+        rows.append((label, *(_pair(found, task, form) for task in tasks for form in "ab")))
+    caption = (
+        "Without kernels → with S = 3 where both were run, on the dev sets. Mean over the seeds "
+        "that both have, one or two: the search was cut off by its time."
+    )
+    return markdown(TextTable("", head, tuple(rows), frozenset(), caption)) + "\n"
+
+
+def glue_chances(stored: ResultsFolder) -> str:
+    """Form (b) with S = 3 in settings that should suit the kernels better."""
+    main = stored.path(FILE)
+    found = {
+        label: stored.path(f"glue/followup/{name}.json")
+        for name, label in (
+            ("kernel_rate_5e-3", "kernels at 5e-3"),
+            ("kernel_rate_1.5e-2", "kernels at 1.5e-2"),
+            ("epochs_6", "6 epochs"),
+            ("distilled", "start fitted to the model's table"),
+        )
+    }
+    if not all(path.is_file() for path in (main, *found.values())):
+        return _missing()
+    rows = []
+    for label, path in ({"as above": main} | found).items():
+        results = Glue.load(path)
+        for row in table(results):
+            place = results.kernels.index(3)
+            difference = row.differences[place]
+            if row.form != DROPPED or (label in ("as above",) and row.task != "cola"):
+                continue
+            assert row.baseline is not None
+            assert difference is not None
+            scores = [list(results.scores(row.task, DROPPED, s).values()) for s in (0, 3)]
+            means = (f"{fmean(values):.1f}" for values in scores)
+            rows.append((task_title(row.task), label, *means, *difference_cells(difference)[1:]))
+    rows.sort(key=lambda row: row[0] != "CoLA")
+    head = ("task", "setting", "S = 0", "S = 3", "difference", "95% interval", "p", "seeds better")
+    caption = "Form (b), means over seeds; the tests are those of the tables above."
+    return markdown(TextTable("", head, tuple(rows), frozenset(), caption)) + "\n"
+
+
+def glue_slides(stored: ResultsFolder) -> str:
+    """The slides' own numbers, of another model, for the tasks that were run here."""
+    path = stored.path(FILE)
+    if not path.is_file():
+        return _missing()
+    rows = []
+    for task in Glue.load(path).tasks:
+        cells = [task_title(task)]
+        for form in "ab":
+            base, *scores = TABLE_3[form].get(task, (None,))
+            best = max(scores[: len(KERNELS)], default=None)
+            known = base is not None and best is not None
+            cells += [f"{base:.1f}", f"{best:.1f}", f"+{scores[-2]:.1f}"] if known else [NONE] * 3
+        rows.append(tuple(cells))
+    columns = (f"({form}) {what}" for form in "ab" for what in ("baseline", "best S", "Δ"))
+    caption = f"Table 3 of the slides: {MODEL}, medians of 5 runs. They give no CoLA in form (b)."
+    found = TextTable("", ("task", *columns), tuple(rows), frozenset(), caption)
+    return markdown(found) + "\n"
+
+
+def _pair(results: Glue, task: str, form: str) -> str:
+    base, ours = (results.scores(task, form, s) for s in (0, 3))
+    seeds = sorted(base.keys() & ours.keys()) if ours else sorted(base)
+    means = [fmean(one[seed] for seed in seeds) for one in (base, ours) if one and seeds]
+    return " → ".join(f"{mean:.1f}" for mean in means) or NONE
 
 
 def _titled(stored: ResultsFolder, start: str) -> str:

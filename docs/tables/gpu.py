@@ -2,33 +2,63 @@
 
 from typing import Any
 
-from tables.results_folder import MISSING, ResultsFolder
+from tables.results_folder import FOLDED, MISSING, ResultsFolder
 from whence.bench import CONTENDERS as BENCHED
 
 TISA = "tisa:kernels=5"
 RELEASED = f"{TISA},start=released"
 RUNS = ("gpu/as_called.json", "gpu/bars.json", "gpu/flex.json")  # newest first
 SECTION = """
-## Attention on a GPU
+## All that was measured on a GPU
 
-One layer's attention: {n_heads} heads, {tokens:,} tokens a batch, {dtype}. The position method is
-part of the step: its curve or tables are evaluated and, with a backward, get their gradients, as do
-q, k and v. Median time as called, and the most memory beyond the inputs.
-
-Nothing was timed before it was exact. A kernel's output and gradients, at the size that is timed,
-are at most twice as far from float64 as PyTorch's own in the same dtype, where an error below
-0.05 % of a tensor's size (0.2 % for a method's own parameters) counts as that much. The peers in
-plain PyTorch (eager, SDPA with a dense bias, the article's algorithm) equal the definition in
-float64, at up to 512 tokens. The stricter check is `benchmarks/gpu_exactness.py`.
-
-Measured on {gpu}, driver {driver}, torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python},
-commit {commit} unless another is named.
-Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the host,
-and hosts differ by half; from a CUDA graph it is the GPU's time alone. All numbers, with quantiles:
+One layer's attention: {n_heads} heads, {tokens:,} tokens a batch, {dtype}; {gpu}, driver {driver},
+torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python}, commit {commit} unless another is
+named. Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the
+host, and hosts differ by half; from a CUDA graph it is the GPU's time alone. With quantiles:
 [results/gpu](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
 """
+FINDINGS = (  # sentences, and the bars whose values they tell; one without its values is left out
+    (
+        "**Against kernels without a bias** it takes {:.2f} times as long as FlashAttention-2 and "
+        "{:.2f} times as long as cuDNN at 16,384 tokens, {:.2f} and {:.2f} times at 2,048.",
+        "TISA over FA2 without bias, n=16,384",
+        "TISA over cuDNN without bias, n=16,384",
+        "TISA over FA2 without bias, n=2,048",
+        "TISA over cuDNN without bias, n=2,048",
+    ),
+    (
+        "**Against the n x n way** (eager) at 16,384 tokens it is {:.0f} times as fast, in a "
+        "{:.0f}th of the memory. Against an eager bias that is looked up by an n x n index, as one "
+        "writes it first, it is {:.0f} times as fast.",
+        "eager over TISA, n=16,384, time",
+        "eager over TISA, n=16,384, extra memory",
+        "eager with its bias looked up by index over TISA, n=16,384",
+    ),
+    (
+        "**Against FlexAttention** with the same bias and its best tiles it is {:.1f} times as "
+        "fast.",
+        "Flex, best tiles, over TISA, n=16,384",
+    ),
+    (
+        "**On short sequences the host is the limit**: one layer called by itself takes {:.1f} "
+        "times as long as FlashAttention-2 without a bias at 128 tokens, and {:.1f} times at 512.",
+        "TISA, one layer, as called, over FA2 without bias, n=128",
+        "TISA, one layer, as called, over FA2 without bias, n=512",
+    ),
+    (
+        "**Decoding** one sequence from a cache of 32,768 keys takes {:.1f} times as long as "
+        "without a bias.",
+        "decode, one sequence, cache of 32,768, as called, over SDPA",
+    ),
+    (
+        "**Shaw's** keys and values take {:.2f} times as long as FlashAttention-2 without a bias "
+        "at 16,384 tokens; the article's algorithm takes {:.0f} times as long as ours at 2,048.",
+        "Shaw over FA2 without bias, n=16,384",
+        "the article's algorithm over Shaw, n=2,048",
+    ),
+)
 DEFAULT_START = """\
-TISA begins with wide Gaussians, its default; `start=released` is the authors' start, with narrow
+TISA begins with wide Gaussians, its default; `start=released` is the authors' start, with narrow \
 ones, which cost less."""
 RELEASED_START = """\
 TISA began as its authors have it (`start=released`), with narrow Gaussians; wider ones, as in the \
@@ -53,17 +83,17 @@ def gpu(stored: ResultsFolder) -> str:
         for mode, d_head, causal, batch in sorted(groups, key=str):
             mine = [r for r in fresh if _group(r) == (mode, d_head, causal, batch)]
             words = {"both": "Forward and backward", "forward": "Forward", "decode": "Decoding"}
-            heading = f"{words[mode]}, heads of {d_head}"
-            heading += ", causal" * (causal and mode != "decode")
+            title = f"{words[mode]}, heads of {d_head}"
+            title += ", causal" * (causal and mode != "decode")
             several = "" if batch is None else f", {batch} sequences"
-            heading += ", 1 sequence" if batch == 1 else several
-            heading += f" (commit {results['machine']['commit'][:7]})"
-            parts += [f"\n### {heading}\n\n", _table(mine), _left_out(mine)]
+            title += ", 1 sequence" if batch == 1 else several
+            title += f" (commit {results['machine']['commit'][:7]})"
+            parts.append(FOLDED.format(title=title, text=_table(mine) + _left_out(mine)))
     return "".join(parts)
 
 
 def gpu_short(stored: ResultsFolder) -> str:
-    """For the README: TISA on one GPU against what there is, time and memory over n."""
+    """TISA on one GPU against what there is, time and memory over n."""
     results = stored.json("gpu/bars.json")
     if results is None:
         return MISSING.format("python benchmarks/gpu.py")
@@ -77,6 +107,34 @@ def gpu_short(stored: ResultsFolder) -> str:
         ("flex-best", TISA): "FlexAttention, the same bias, best tiles",
         ("eager", TISA): "eager, the same bias",
     }
+    mine = [r for r in usual_records(stored) if (r["contender"], r["method"]) in names]
+    mine = [record for record in mine if record["n"] <= 16_384]
+    where = "{gpu}, torch {torch}, commit {commit}".format(**results["machine"])
+    return _table(mine, names) + (
+        f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}. "
+        f"{start_told(stored)}\n"
+    )
+
+
+def gpu_findings(stored: ResultsFolder) -> str:
+    """What the ratios say, a sentence each."""
+    runs = [results for results in map(stored.json, RUNS) if results is not None]
+    if not runs:
+        return MISSING.format("python benchmarks/gpu.py")
+    found = {what: bar["value"] for what, (bar, _) in _newest(runs).items()}
+    told = [(text, [found.get(what) for what in bars]) for text, *bars in FINDINGS]
+    lines = [f"- {text.format(*values)}\n" for text, values in told if None not in values]
+    return "".join(lines)
+
+
+def usual_records(stored: ResultsFolder) -> list[dict[str, Any]]:
+    """Forward and backward with heads of 64, not causal; FlexAttention's are of a run of its own.
+
+    What was replayed from a CUDA graph is a record of the contender "replayed".
+    """
+    results = stored.json("gpu/bars.json")
+    if results is None:
+        return []
     records = [*results["records"]]
     for record in results["records"]:
         if record["contender"] == "whence:fused" and record.get("graph_ms"):
@@ -84,15 +142,17 @@ def gpu_short(stored: ResultsFolder) -> str:
     peers = stored.json("gpu/flex.json")
     if peers is not None:
         records += [r for r in peers["records"] if r["contender"] == "flex-best"]
-    usual = [r for r in records if _group(r) == ("both", 64, False, None)]
-    mine = [r for r in usual if (r["contender"], r["method"]) in names and r["n"] <= 16_384]
-    where = "{gpu}, torch {torch}, commit {commit}".format(**results["machine"])
-    # Runs without figures for the released start are older than the default start of today.
-    both = any(record["method"] == RELEASED for record in results["records"])
-    return _table(mine, names) + (
-        f"\nForward and backward, 12 heads of 64, 16,384 tokens a batch, bfloat16: {where}. "
-        f"{DEFAULT_START if both else RELEASED_START}\n"
-    )
+    return [r for r in records if _group(r) == ("both", 64, False, None)]
+
+
+def start_told(stored: ResultsFolder) -> str:
+    """How TISA began in these runs, which matters to their time.
+
+    Runs without figures for the released start are older than the default start of today.
+    """
+    records = stored.json("gpu/bars.json")["records"]
+    both = any(record["method"] == RELEASED for record in records)
+    return DEFAULT_START if both else RELEASED_START
 
 
 def _size(results: dict[str, Any]) -> int:
@@ -112,24 +172,38 @@ def _point(record: dict[str, Any]) -> tuple[Any, ...]:
 def _bars(runs: list[dict[str, Any]]) -> str:
     """Every bar by the newest run that has a figure for it; both sides are of one run.
 
-    In the order of the longest run.
+    Those that were missed stand in the open, the others folded, in the order of the longest run.
     """
-    lines = ["| | measured | promised | | commit |", "|---|---:|---|---|---|"]
-    found: dict[str, tuple[dict[str, Any], str]] = {}
-    for results in runs:
-        for bar in results["bars"]:
-            if bar["what"] not in found or found[bar["what"]][0]["value"] is None:
-                found[bar["what"]] = bar, results["machine"]["commit"][:7]
+    found = _newest(runs)
     longest = sorted(runs, key=_size, reverse=True)
     order = dict.fromkeys(bar["what"] for results in longest for bar in results["bars"])
+    rows, missed, words = [], [], []
     for bar, commit in map(found.__getitem__, order):
         value = "-" if bar["value"] is None else f"{bar['value']:.2f}"
         limit = "" if bar["limit"] is None else f"{bar['rule']} {bar['limit']:g}"
         word = {True: "held", False: "missed", None: ""}[bar["held"]]
         if bar["value"] is None:
             word = "not measured"
-        lines.append(f"| {bar['what']} | {value} | {limit} | {word} | {commit} |")
-    return "\n".join(lines) + "\n"
+        rows.append(f"| {bar['what']} | {value} | {limit} | {word} | {commit} |\n")
+        if limit:
+            words.append(word)
+        if word == "missed":
+            missed.append(f"- {bar['what']}: {value}, promised {limit} (commit {commit})\n")
+    counts = ", ".join(f"{words.count(x)} {x}" for x in ("held", "missed", "not measured"))
+    head = f"Of {len(words)} promised ratios: {counts}." + " Missed:\n\n" * bool(missed)
+    table = "| | measured | promised | | commit |\n|---|---:|---|---|---|\n" + "".join(rows)
+    folded = FOLDED.format(title=f"All {len(rows)} ratios", text=table)
+    return head + ("".join(missed) or "\n") + folded
+
+
+def _newest(runs: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], str]]:
+    """By what it compares: the bar of the newest run that has a figure for it, and its commit."""
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    for results in runs:
+        for bar in results["bars"]:
+            if bar["what"] not in found or found[bar["what"]][0]["value"] is None:
+                found[bar["what"]] = bar, results["machine"]["commit"][:7]
+    return found
 
 
 def _table(records: list[dict[str, Any]], names: dict[tuple[str, str], str] | None = None) -> str:

@@ -1,5 +1,6 @@
 """Language modelling: what the comparison found, how sure it is, and with what it was made."""
 
+from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 
@@ -79,29 +80,6 @@ def _cell(row: Row | None, place: int, rows: dict[str, Row]) -> str:
     return f"**{text}**" if found.mean == min(others) else text
 
 
-def lm_short(stored: ResultsFolder) -> str:
-    """TISA, T5 and RoPE in one sentence each, for the README."""
-    runs = _runs(stored, MAIN)
-    if runs is None:
-        return MISSING.format(COMMAND)
-    names, shown = ("tisa", "t5", "rope"), ("python", "python_masked")
-    home, far = _lengths(runs["python"])
-    lines = _head(
-        ["loss in nats", *(f"{MAIN[x]}, {n:,} tokens" for x in shown for n in (home, far))]
-    )
-    for method in names:
-        rows = [{row.method: row for row in ranked(runs[name])}[method] for name in shown]
-        cells = [loss_text(x) for row in rows for x in (row.scratch[0], row.scratch[-1])]
-        lines.append(_line([f"`{method}`", *cells]))
-    config = runs["python"].config
-    told = (
-        f"Trained at {home} tokens, {config['n_layers']} layers of width {config['d_model']}, each "
-        f"at its best of three rates, {_seeds(runs)} seeds. The lead at {home} tokens shrinks with "
-        "longer training; [how sure this is](docs/lm_results.md)."
-    )
-    return "\n".join([*lines, "", told]) + "\n"
-
-
 def lm_paired(stored: ResultsFolder) -> str:
     """The loss of each method less that of RoPE with the same seed."""
     runs = _runs(stored, MAIN)
@@ -176,7 +154,7 @@ def lm_long(stored: ResultsFolder) -> str:
     """Half of the steps and all of them: how flat the curves are."""
     lines = _head(["", "", "steps", "loss at 512", "8,192", "RoPE less TISA at 512"])
     for name, short in LONG.items():
-        runs = [_run(stored, short), _run(stored, name)]
+        runs = [language(stored, short), language(stored, name)]
         if runs[0] is None or runs[1] is None:
             return MISSING.format(COMMAND)
         for run in (x for x in runs if x is not None):
@@ -202,7 +180,7 @@ def _of_seed(run: Language, method: str) -> Job:
 
 def lm_ablation(stored: ResultsFolder) -> str:
     """Start times units times rate."""
-    runs = {name: _run(stored, name) for name in ABLATIONS}
+    runs = {name: language(stored, name) for name in ABLATIONS}
     if runs["python_ablation"] is None:
         return MISSING.format(COMMAND)
     known = {name: run for name, run in runs.items() if run is not None}
@@ -252,7 +230,7 @@ def _tuned(run: Language, method: str, rate: float, *, best: bool = False) -> st
 
 def lm_toeplitz(stored: ResultsFolder) -> str:
     """R^2 of the best Toeplitz fit of a learned table against steps, beside its null."""
-    run = _run(stored, "toeplitz")
+    run = language(stored, "toeplitz")
     if run is None:
         return MISSING.format(COMMAND)
     traces = {trace.step: trace.table for trace in run.jobs[0].toeplitz}
@@ -311,13 +289,15 @@ def _corpus(run: Language) -> str:
     )
 
 
-def _run(stored: ResultsFolder, name: str) -> Language | None:
+@cache
+def language(stored: ResultsFolder, name: str) -> Language | None:
+    """One comparison, or None where it has not been run."""
     path = stored.path(f"lm/{name}/lm.json")
     return Language.load(path) if path.is_file() else None
 
 
 def _runs(stored: ResultsFolder, names: dict[str, str]) -> dict[str, Language] | None:
-    found = {name: _run(stored, name) for name in names}
+    found = {name: language(stored, name) for name in names}
     known = {name: run for name, run in found.items() if run is not None}
     return known if len(known) == len(names) else None
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tables.results_folder import MISSING, ResultsFolder
+from tables.results_folder import FOLDED, MISSING, ResultsFolder
 
 BELOW = """
 Median of {rounds} turns of {turn} steps. {layers} {of_what} of {width}, {heads} heads, \
@@ -47,10 +47,25 @@ def _table(stored: ResultsFolder, name: str, baseline: str, *, of_what: str, tok
         for r in records
         if r["skipped"] is not None
     ]
-    left_out = "\nLeft out:\n\n" + "".join(reasons) if reasons else ""
+    summary = f"{len(reasons)} not measured, and why"
+    left_out = FOLDED.format(title=summary, text="".join(reasons)) if reasons else ""
     where = {"gpu": "a CPU", "triton": "-", **results["machine"]}  # a CPU's record has neither
     words = {"name": name, "of_what": of_what, "tokens_of": tokens_of}
-    return "\n".join(lines) + "\n" + left_out + BELOW.format(**results["config"], **where, **words)
+    below = BELOW.format(**results["config"], **where, **words)
+    return "\n".join(lines) + "\n" + left_out + below + _spread(records, baseline)
+
+
+def _spread(records: list[dict[str, Any]], baseline: str) -> str:
+    """How far the turns of the baseline lie apart, where they do most."""
+    known = [r for r in records if r["method"] == baseline and r["ms"] is not None]
+    if not known:
+        return ""
+    apart = [r["ms"]["most"] / r["ms"]["least"] - 1 for r in known]
+    most = known[apart.index(max(apart))]
+    return (
+        f"The turns of `{baseline}` itself differ by up to {max(apart):.0%} ({most['mode']}, "
+        f"n = {most['n']:,}): smaller costs than that are not sure there.\n"
+    )
 
 
 def _cell(record: dict[str, Any], baseline: str) -> str:
@@ -64,4 +79,31 @@ def _cell(record: dict[str, Any], baseline: str) -> str:
     text += f", {record['cost']:+.1%}"
     if record["limit"] is None:
         return text
-    return f"{text} ({'held' if record['held'] else 'missed'}: at most {record['limit']:.0%})"
+    return f"{text} (≤ {record['limit']:.0%} {'held' if record['held'] else 'missed'})"
+
+
+def cost_findings(stored: ResultsFolder) -> str:
+    """The range of the cost over lengths, a line for each method and mode that was measured."""
+    results = stored.json("gpu/model_cost.json")
+    if results is None:
+        return MISSING.format("python benchmarks/model_cost.py --prepare")
+    known = [r for r in results["records"] if r["cost"] is not None and r["method"] != "nope"]
+    lines = []
+    for method in dict.fromkeys(r["method"] for r in known):
+        told = []
+        for mode in dict.fromkeys(r["mode"] for r in known):
+            mine = [r for r in known if (r["method"], r["mode"]) == (method, mode)]
+            if mine:
+                told.append(f"{_range([r['cost'] for r in mine])} {mode} ({_lengths(mine)} tokens)")
+        lines.append(f"- `{method}`: {'; '.join(told)}\n")
+    return "".join(lines)
+
+
+def _range(costs: list[float]) -> str:
+    low, high = (f"{x:+.1%}" for x in (min(costs), max(costs)))
+    return low if low == high else f"{low} to {high}"
+
+
+def _lengths(records: list[dict[str, Any]]) -> str:
+    found = sorted(record["n"] for record in records)
+    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FOLDED = "\n<details markdown><summary>{title}</summary>\n\n{text}\n</details>\n"
 MISSING = "Not measured yet: `{}`.\n"
 
 

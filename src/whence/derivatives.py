@@ -54,10 +54,10 @@ def once_differentiable(backward: Backward) -> Backward:
             return backward(ctx, *d_outs)
         if any(x is not None and _is_batched(x) for x in d_outs):
             raise RuntimeError(f"this attention's backward takes no batch of gradients. {WAY_OUT}")
+        if not torch.is_grad_enabled():
+            return backward(ctx, *d_outs)
         with torch.no_grad():
             found = backward(ctx, *d_outs)
-        if not torch.is_grad_enabled():
-            return found
         several = found if isinstance(found, tuple) else (found,)
         made_of = [x for x in (*d_outs, *ctx.saved_tensors) if x is not None and x.requires_grad]
         grads = [x for x in several if x is not None]

@@ -3,6 +3,8 @@
 import re
 from importlib import metadata
 
+PACKAGES = {"sklearn": "scikit-learn"}  # modules that are named otherwise than their package
+
 
 def install(*extras: str) -> str:
     """How to install extras of whence, from a package registry or in a clone of its repository.
@@ -15,7 +17,8 @@ def install(*extras: str) -> str:
 
 
 def extra_of(module: str) -> str | None:
-    """The smallest extra of whence that brings a package of this name, as its metadata has it."""
+    """The smallest extra of whence that brings this module, as the package's metadata has it."""
+    name = PACKAGES.get(module, module)
     packages: dict[str, list[str]] = {}
     for requirement in metadata.requires("whence") or ():
         package, _, condition = requirement.partition(";")
@@ -23,7 +26,7 @@ def extra_of(module: str) -> str | None:
             extra = condition.partition("extra ==")[2].strip(" '\"")
             packages.setdefault(extra, []).append(re.split(r"[^\w.-]", package)[0])
     return min(
-        (extra for extra, names in packages.items() if module in names),
+        (extra for extra, names in packages.items() if name in names),
         key=lambda extra: len(packages[extra]),
         default=None,
     )

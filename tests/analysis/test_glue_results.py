@@ -4,9 +4,16 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import norm, ttest_ind, ttest_rel
 
-from whence.analysis.glue_results import Glue, GlueJob, table, won_back
+from whence.analysis.glue_results import (
+    Glue,
+    GlueJob,
+    mean_difference,
+    mean_won_back,
+    table,
+    won_back,
+)
 from whence.analysis.slides_glue import TABLE_3, is_of_the_slides
 
 EMPTY = np.zeros(0, np.float32)
@@ -87,10 +94,81 @@ def test_what_is_won_back_is_a_share_of_what_deleting_the_table_loses() -> None:
     assert (found[0].low, found[0].high) == (pytest.approx(0.3), pytest.approx(0.5))
 
 
+def of_tasks(*parts: Glue) -> Glue:
+    """Results of one task each, as one."""
+    tasks = [task for part in parts for task in part.tasks]
+    jobs = tuple(job for part in parts for job in part.jobs)
+    return Glue(parts[0].config | {"tasks": tasks}, {}, {}, jobs)
+
+
+def test_the_mean_over_tasks_weighs_tasks_alike_and_has_welchs_test() -> None:
+    """The mean of two tasks is 0 exactly where the first is minus the second, which is Welch's."""
+    first, second = [3.0, 1.5, 4.0, 2.5], [-1.0, -2.0, -0.5]
+    zeros = [0.0] * 4
+    found = mean_difference(
+        of_tasks(
+            results({("b", 0): zeros, ("b", 1): first}, "rte"),
+            results({("b", 0): zeros[:3], ("b", 1): second}, "cola"),
+        ),
+        "b",
+        1,
+    )
+    assert found is not None
+    wanted = ttest_ind(first, [-x for x in second], equal_var=False)
+    assert found.mean == pytest.approx((np.mean(first) + np.mean(second)) / 2)
+    assert found.p == pytest.approx(wanted.pvalue)
+    bounds = wanted.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((bounds.low / 2, bounds.high / 2))
+    assert (found.better, found.n) == (4, 7)
+
+
+def test_a_task_without_pairs_is_left_out_of_the_mean() -> None:
+    scored = results({("b", 0): [1.0, 2.0], ("b", 1): [2.0, 4.0]}, "rte")
+    bare = results({("b", 0): [1.0], ("b", 1): [None]}, "cola")
+    found = mean_difference(of_tasks(scored, bare), "b", 1)
+    assert found is not None
+    assert (found.mean, found.n) == (1.5, 2)
+    assert mean_difference(bare, "b", 1) is None
+    assert mean_won_back(scored, 1) is None  # one form alone
+
+
+def test_what_all_tasks_win_back_is_a_share_of_what_all_of_them_lose() -> None:
+    draw = np.random.default_rng(1).normal
+
+    def part(task: str, lost: float, won: float) -> Glue:
+        kept, noise = 80 + draw(size=40), draw(size=(2, 40))
+        scores = {("a", 0): kept, ("b", 0): kept - lost + noise[0]}
+        scores |= {("a", 1): kept, ("b", 1): scores["b", 0] + won + noise[1]}
+        return results({key: list(row) for key, row in scores.items()}, task)
+
+    parts = part("rte", 10.0, 2.0), part("cola", 2.0, 1.0)
+    found = mean_won_back(of_tasks(*parts), 1)
+    alone = [won_back(one)[0] for one in parts]
+    assert found is not None
+    assert found.share is not None
+    assert found.share == pytest.approx(sum(x.won for x in alone) / sum(x.lost for x in alone))
+    assert found.low is not None
+    assert found.high is not None
+    # The delta method, of independent losses and gains of two tasks.
+    per_task = 1 / 40 + found.share**2 / 40
+    half = norm.ppf(0.975) * np.sqrt(2 * per_task) / (2 * found.lost)
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.35)
+    assert (found.task, found.n) == ("", 80)
+
+
 @pytest.mark.parametrize("lost", [0.0, -3.0])
 def test_where_nothing_is_lost_there_is_no_share(lost: float) -> None:
     scores = {("a", 0): [70.0], ("b", 0): [70.0 - lost], ("a", 1): [70.0], ("b", 1): [71.0]}
     assert won_back(results(scores))[0].share is None
+
+
+def test_a_share_has_no_interval_where_a_seed_loses_nothing() -> None:
+    """Resampled, that seed alone would be divided by."""
+    scores = {("a", 0): [80.0, 82.0, 84.0], ("b", 0): [75.0, 77.0, 84.0]}
+    scores |= {("a", 1): [80.0, 82.0, 84.0], ("b", 1): [76.0, 78.0, 85.0]}
+    (found,) = won_back(results({key: list(row) for key, row in scores.items()}))
+    assert found.share == pytest.approx(0.3)
+    assert (found.low, found.high) == (None, None)
 
 
 def test_one_form_alone_wins_nothing_back() -> None:

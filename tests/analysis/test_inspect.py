@@ -135,6 +135,9 @@ def with_nan(table: torch.Tensor) -> torch.Tensor:
 def test_a_missing_folder_is_one_clear_line(tmp_path):
     with pytest.raises(ValueError, match=r"^there is no folder .*nowhere\.$"):
         inspect(tmp_path / "nowhere")
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ValueError, match=r"config\.json is a file, and a model is the folder"):
+        inspect(tmp_path / "config.json")
 
 
 def test_a_name_that_cannot_be_fetched_is_one_clear_line():

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from whence import METHODS, build
-from whence.analysis import lag_curves
+from whence.analysis import lag_curves, position_matrix
+from whence.lag import LagBias
+from whence.method import Content
 from whence.report import draw_lag_curves
 
 
@@ -63,6 +65,19 @@ def test_curves_that_depend_on_content_are_those_of_the_middle_query() -> None:
     torch.testing.assert_close(curves.mean, bias.to_dense(pos, pos)[0, :, 5].detach())
 
 
+def test_the_curve_is_a_row_of_the_matrix() -> None:
+    for name in ("tisa", "rope", "sinusoidal", "t5"):
+        curves = lag_curves(name, n_heads=2, d_head=4, reach=5)
+        torch.manual_seed(0)
+        method = build(name, n_heads=2, d_head=4, max_length=11)
+        site, matrix = position_matrix(method, n_heads=2, d_head=4, n=11)
+        assert site == curves.site
+        assert matrix.shape == (2, 11, 11)
+        torch.testing.assert_close(matrix[:, 5], curves.mean.expand(2, -1))
+    _, causal = position_matrix(build("xpos", n_heads=2, d_head=4), n_heads=2, d_head=4, n=3)
+    torch.testing.assert_close(causal.isnan()[0], torch.ones(3, 3).triu(1).bool())
+
+
 def test_equal_seeds_give_equal_curves_and_the_callers_random_numbers_stay() -> None:
     before = torch.random.get_rng_state()
     first, second = (lag_curves("tisa", reach=8, seed=3) for _ in range(2))
@@ -83,3 +98,19 @@ def test_the_figure_has_a_panel_for_each_method_with_a_line_for_each_head() -> N
     assert [panel.get_title(loc="left") for panel in panels] == ["tisa", "rope", "nope"]
     rules = 2  # the lines through zero
     assert [len(panel.lines) - rules for panel in panels] == [4, 1, 1]
+
+
+def test_only_the_middle_query_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them would be n x n numbers: a band of n lags for each of n queries."""
+    method = build("transformer_xl", n_heads=2, d_head=4, d_model=8)
+    asked = []
+
+    def score_term(self: type, q: torch.Tensor, *rest: torch.Tensor, content: Content) -> LagBias:
+        asked.append((q.shape[2], content.x_q.shape[1]))
+        return original(self, q, *rest, content=content)
+
+    original = type(method).score_term
+    monkeypatch.setattr(type(method), "score_term", score_term)
+    curves = lag_curves("transformer_xl", n_heads=2, d_head=4, reach=300, draws=2)
+    assert asked == [(1, 1)]
+    assert curves.mean.shape == (2, 601)

@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 
 import whence.hf
+from whence.analysis import stack_reader
 from whence.analysis.inspect import inspect
 from whence.analysis.profile import lag_profiles
 from whence.analysis.results import Inspection
@@ -108,6 +109,16 @@ def test_a_native_model_states_its_curves_at_the_lags_that_it_sees(tmp_path, pos
                 wanted = curve(method, head.lag)[head.head].detach()
                 torch.testing.assert_close(torch.tensor(head.curve), wanted, atol=1e-5, rtol=1e-5)
             assert len(found.relative) == 2
+
+
+def test_computed_positions_of_an_enormous_length_are_read_up_to_a_bound(tmp_path, monkeypatch):
+    native(tmp_path / "model", "sinusoidal")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(path.read_text().replace(": 24", f": {10**9}"))
+    monkeypatch.setattr(stack_reader, "MOST_COMPUTED", 16)
+    found = weights_only(tmp_path / "model")
+    assert found.table.gram.shape == (16, 16)
+    assert "positions are computed and have no end: the first 16 are read" in found.notes
 
 
 def test_a_native_table_is_read_with_its_heads(tmp_path):

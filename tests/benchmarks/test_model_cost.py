@@ -10,6 +10,7 @@ import torch
 import model_cost
 import training_turns
 import translation_cost
+from tables.model_cost import cost_findings as findings
 from tables.model_cost import model_cost as table
 from tables.model_cost import translation_cost as translation_table
 from tables.results_folder import ResultsFolder
@@ -143,7 +144,13 @@ def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
     path.write_text(json.dumps(found))
     shown = table(ResultsFolder(tmp_path))
     assert "| called | `nope` | 10.0 ms |\n" in shown
-    assert "| called | `tisa` | 10.2 ms, +2.0% (held: at most 3%) |\n" in shown
-    assert "| called | `t5` | 10.5 ms, +5.0% (missed: at most 4%) |\n" in shown
-    assert "| called | `rope` | - |\n\nLeft out:\n\n- called, `rope`, n = 512: no kernel\n" in shown
+    assert "| called | `tisa` | 10.2 ms, +2.0% (≤ 3% held) |\n" in shown
+    assert "| called | `t5` | 10.5 ms, +5.0% (≤ 4% missed) |\n" in shown
+    assert "| called | `rope` | - |\n\n<details markdown><summary>1 not measured, and why" in shown
+    assert "</summary>\n\n- called, `rope`, n = 512: no kernel\n\n</details>\n" in shown
+    assert "The turns of `nope` itself differ by up to 10% (called, n = 512)" in shown
+    assert findings(ResultsFolder(tmp_path)).splitlines() == [
+        "- `tisa`: +2.0% called (512 tokens)",
+        "- `t5`: +5.0% called (512 tokens)",
+    ]
     assert "a GPU, torch 2,\nTriton 3, commit abc" in shown

@@ -256,6 +256,24 @@ def test_every_extra_is_found_by_the_name_of_its_module() -> None:
     assert extra_of("torch") is None
     assert extra_of("") is None
     assert with_extra(ImportError("as it was", name="os.path")) == "as it was"
+    sklearn = ImportError("No module named 'sklearn'", name="sklearn.metrics")
+    assert with_extra(sklearn) == f"this needs sklearn, which is not installed: {install('glue')}"
+
+
+def test_the_list_of_commands_cuts_no_sentence_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = run("--help").stdout
+    assert "..." not in said.replace("[ARGS]...", "")
+    assert "List every method, or show one: its formula, options," in said
+
+
+def test_all_extras_of_a_command_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.trainer", None)
+    done = run("lm", "--methods", "tisa", "--data", "x")
+    assert done.exit_code == 1
+    assert (
+        f"this needs transformers, which is not installed: {install('hf', 'plot')}" in done.stderr
+    )
 
 
 def test_the_module_runs_like_the_command_and_errors_go_to_stderr(tmp_path: Path) -> None:

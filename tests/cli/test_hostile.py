@@ -13,12 +13,19 @@ from whence.cli.errors import last_resort, one_line_errors
 SEEDS = range(100)
 
 
-def test_a_hundred_hostile_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [SEEDS[::3], *(pytest.param(SEEDS[i::3], marks=pytest.mark.slow) for i in (1, 2))],
+    ids=("a third", "another", "the last"),
+)
+def test_a_hundred_hostile_command_lines(
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     hostile_commands.write_world(Path())
     with hostile_commands.limits():
         found = {
-            seed: hostile_commands.fault(hostile_commands.command_line(seed)) for seed in SEEDS
+            seed: hostile_commands.fault(hostile_commands.command_line(seed)) for seed in seeds
         }
     faults = {seed: text for seed, text in found.items() if text is not None}
     assert not faults

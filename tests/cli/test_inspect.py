@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from inspections import inspection
+from whence.analysis import minilm
 from whence.analysis.comparison import Comparison
 from whence.analysis.fit import load_tisa
 from whence.analysis.results import Inspection
@@ -304,6 +305,7 @@ def test_wrong_use_of_compare_checkpoints_is_one_line(
 ) -> None:
     out = ("--out", tmp_path / "out")
     refused(run("compare-checkpoints", tmp_path / "none", *out), "there is no folder")
+    refused(run("compare-checkpoints", tiny / "config.json", *out), "config.json is a file")
     refused(run("compare-checkpoints", tiny, *out), "holds 0 checkpoints")
     refused(
         run("compare-checkpoints", checkpoints, "--scores", tmp_path / "no.csv", *out), "no.csv"
@@ -373,14 +375,14 @@ def test_the_demo_inspects_the_model_and_ends_with_the_page(
 
     monkeypatch.setattr(demo_command, "METHODS", ("tisa", "alibi"))
     monkeypatch.setattr(demo_command, "inspect_all", stand_in)
-    monkeypatch.setattr(demo_command, "_cached", lambda: None)
-    monkeypatch.setattr(demo_command, "_packaged", lambda: tiny)
+    monkeypatch.setattr(minilm, "_cached", lambda: None)
+    monkeypatch.setattr(minilm, "_packaged", lambda: tiny)
     result = run("demo", "--no-train", "--out", tmp_path)
     assert result.exit_code == 2
     assert "are not those of sentence-transformers/all-MiniLM-L6-v2" in result.stderr
     assert asked == []
     digest = hashlib.sha256((tiny / "model.safetensors").read_bytes()).hexdigest()
-    monkeypatch.setattr(demo_command, "SHA256", digest)
+    monkeypatch.setattr(minilm, "SHA256", digest)
     result = run("demo", "--no-train", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert asked == [[str(tiny)]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from make_tables import TABLES
-from tables import lm
+from tables import choosing, lm
 from tables.results_folder import ResultsFolder
 from whence.analysis.lm_results import EMPTY, SCRATCH, SLIDING, Job, Language, LengthLoss
 
@@ -69,12 +69,20 @@ def test_losses_are_means_and_deviations_over_seeds_with_the_smallest_in_bold() 
     assert cell(table, "Python source, masked, 512", "`nope`") == ""  # not run
 
 
-def test_the_short_table_has_the_losses_of_the_long_one() -> None:
-    short, long = lm.lm_short(STORED), lm.lm_losses(STORED)
+def test_the_table_for_choosing_has_the_losses_of_the_long_one_and_the_cost_of_a_step() -> None:
+    short, long = choosing.choosing(STORED), lm.lm_losses(STORED)
     for method in ("tisa", "t5", "rope"):
-        for column in ("Python source, 512", "Python source, masked, 8,192"):
-            text = cell(long, column, f"`{method}`").strip("*")
-            assert cell(short, f"{column} tokens", f"`{method}`") == text
+        for column in ("Python source, 512", "WikiText-2, 8,192"):
+            mean = float(cell(long, column, f"`{method}`").strip("*").split()[0])
+            assert float(cell(short, column, f"`{method}`")) == pytest.approx(mean, abs=0.0051)
+    (record,) = (
+        record
+        for record in STORED.json("gpu/model_cost.json")["records"]
+        if (record["method"], record["mode"], record["n"]) == ("t5", "called", 512)
+    )
+    assert cell(short, "a training step", "`t5`") == f"{record['cost']:+.1%}"
+    assert cell(short, "numbers a layer", "`tisa`") == "180"  # 3 * 12 * 5
+    assert cell(short, "Python source, 8,192", "`learned`") == ""
 
 
 def test_paired_differences_are_those_of_equal_seeds() -> None:

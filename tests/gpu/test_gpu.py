@@ -187,7 +187,7 @@ def test_hooks_of_tritons_launches_are_called_for_each_kernel_of_a_plan() -> Non
     q, k, v = (x.detach() for x in qkv(64))
     bias = LagBias(torch.randn(1, 4, 1, 9, device="cuda"), Line(), Line())
     attend(q, k, v, bias=bias, backend="fused")  # the plan is made without a hook
-    (plan,) = PLANS._kept.values()
+    (ready,) = PLANS._kept.values()
     names: list[str] = []
 
     def hook(metadata: object) -> None:
@@ -200,7 +200,7 @@ def test_hooks_of_tritons_launches_are_called_for_each_kernel_of_a_plan() -> Non
     finally:
         runtime.launch_enter_hook.remove(hook)
     attend(q, k, v, bias=bias, backend="fused")
-    assert names == [each.kernel for each in plan.launches]
+    assert names == [each.kernel for each in ready.plan.launches]
 
 
 def test_autocast_and_activation_checkpointing_work() -> None:

@@ -16,7 +16,7 @@ from hostile_results import inspected, trained
 from whence.analysis.comparison import Comparison
 from whence.analysis.lm_results import Language
 from whence.report import make_page
-from whence.report.lm_page import make_runs_page
+from whence.report.lm_page import make_lm_page, make_runs_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH to look with")
@@ -153,16 +153,20 @@ def _unstepped(comparison: Comparison) -> tuple[Any, ...]:
     return tuple(dataclasses.replace(point, step=None) for point in comparison.points)
 
 
+@pytest.mark.parametrize("kind", ["inspect", pytest.param("lm", marks=pytest.mark.slow)])
 def test_every_plot_is_drawn_without_an_error_and_nothing_is_wider_than_the_window(
-    look: Callable[..., tuple[Page, list[str]]],
+    look: Callable[..., tuple[Page, list[str]]], kind: str
 ) -> None:
-    models, comparison, criteria = inspected()
-    text = make_page(models, comparison=comparison, criteria=criteria)
+    if kind == "inspect":
+        models, comparison, criteria = inspected()
+        text, least = make_page(models, comparison=comparison, criteria=criteria), 20
+    else:
+        text, least = make_lm_page(trained()), 3
     page, said = look(text)
     places = page.locator(".plot")
-    assert places.count() == len(re.findall("data-figure=", text)) > 20
+    assert places.count() == len(re.findall("data-figure=", text)) > least
     assert page.locator(".plot .main-svg").count() >= 2 * places.count()
-    for width in (1400, 420):
+    for width in (1400, 390):
         page.set_viewport_size({"width": width, "height": 900})
         until(page, f"document.documentElement.scrollWidth <= {width}")
     assert said == []

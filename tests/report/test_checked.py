@@ -232,6 +232,8 @@ def test_whole_results_fit(tmp_path: Path) -> None:
         check_parts(result)
     for path in sorted(Path("results/lm").glob("*/lm.json")):
         LM_REPORT.read(path.parent)
+    if GLUE_REPORT.is_in(Path("results/glue")):
+        GLUE_REPORT.read(Path("results/glue"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,15 @@
 
 from whence.analysis.call_description import Described, describe
 from whence.analysis.catalogue import Entry, catalogue, entry
-from whence.analysis.lag_curves import LagCurves, lag_curves
+from whence.analysis.lag_curves import LagCurves, lag_curves, position_matrix
 
-__all__ = ["Described", "Entry", "LagCurves", "catalogue", "describe", "entry", "lag_curves"]
+__all__ = [
+    "Described",
+    "Entry",
+    "LagCurves",
+    "catalogue",
+    "describe",
+    "entry",
+    "lag_curves",
+    "position_matrix",
+]

@@ -80,14 +80,13 @@ def entry(spec: str, *, n_heads: int = 12, d_head: int = 64, length: int = 512) 
         parameters = method.n_parameters()
     except ImportError as error:
         needs = str(error)
-    arguments = options_of(cls)
     return Entry(
         name,
-        summary=(sys.modules[cls.__module__].__doc__ or "").strip().partition("\n")[0],
-        description=_description(cls),
+        summary=summary(cls),
+        description=description(cls),
         sites=cls.sites(),
-        options=tuple(_option(p) for key, p in arguments.items() if key not in CONTEXT),
-        given=tuple(key for key in arguments if key in CONTEXT),
+        options=options(cls),
+        given=tuple(key for key in options_of(cls) if key in CONTEXT),
         formula=cls.formula,
         parameters=parameters,
         causal_only=cls.causal_only,
@@ -96,7 +95,17 @@ def entry(spec: str, *, n_heads: int = 12, d_head: int = 64, length: int = 512) 
     )
 
 
-def _description(cls: type[PositionMethod]) -> str:
+def options(cls: type[PositionMethod]) -> tuple[Option, ...]:
+    """The options that a text may give, without what the model fills in."""
+    return tuple(_option(p) for key, p in options_of(cls).items() if key not in CONTEXT)
+
+
+def summary(cls: type[PositionMethod]) -> str:
+    """The first line of the method's file."""
+    return (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n")[0]
+
+
+def description(cls: type[PositionMethod]) -> str:
     """The docstring without its examples, which are for Python."""
     paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
     return "\n\n".join(text for text in paragraphs if not text.lstrip().startswith(">>>"))

@@ -89,6 +89,10 @@ def open_checkpoint(name_or_folder: str | Path, *, allow_pickle: bool = False) -
     """
     name = str(name_or_folder)
     folder = Path(name).expanduser()
+    require(
+        not folder.is_file(),
+        f"{name} is a file, and a model is the folder with its config.json and model.safetensors.",
+    )
     if not folder.is_dir():
         folder = _from_hub(name, allow_pickle)
     path = folder / "config.json"

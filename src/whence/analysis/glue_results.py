@@ -1,7 +1,9 @@
 """The results of `whence glue`: a model fine-tuned on GLUE with and without a method, Table 3."""
 
+import math
 from dataclasses import dataclass, replace
-from statistics import fmean, median, stdev
+from itertools import product
+from statistics import fmean, median, stdev, variance
 from typing import Any
 
 import numpy as np
@@ -139,7 +141,7 @@ class WonBack(Result):
 
     The mean over seeds of form (b) with S less form (b) without, over the mean of form (a) without
     kernels less form (b) without. `low` and `high` bound 95% of the shares of resampled seeds; None
-    with fewer than two seeds, or where the loss itself is not told from 0.
+    with fewer than two seeds, or where some resampled seeds lose nothing: a share of it is none.
     """
 
     task: str
@@ -161,20 +163,20 @@ def won_back(results: Glue) -> tuple[WonBack, ...]:
     """For each task and S where both forms were run."""
     if set(results.forms) != {KEPT, DROPPED}:
         return ()
-    found = [_won_back(results, task, s) for task in results.tasks for s in results.kernels]
-    return tuple(one for one in found if one is not None)
+    cells = product(results.tasks, results.kernels)
+    found = ((task, s, _lost_and_won(results, task, s)) for task, s in cells)
+    return tuple(_share(task, s, [pair]) for task, s, pair in found if pair.size)
 
 
 def _row(results: Glue, task: str, form: str) -> GlueRow:
-    base = results.scores(task, form, 0)
-    columns = [results.scores(task, form, s) for s in results.kernels]
-    baseline, cells = _cell(base), [_cell(column) for column in columns]
+    baseline = _cell(results.scores(task, form, 0))
+    cells = [_cell(results.scores(task, form, s)) for s in results.kernels]
     known = [cell.median for cell in cells if cell is not None]
     delta = reduction = None
     if baseline is not None and known:
         delta = max(known) - baseline.median
         reduction = delta / (100 - baseline.median) if baseline.median < 100 else None
-    pairs = zip(results.kernels, columns, strict=True)
+    apart = {s: _apart(results, task, form, s) for s in results.kernels}
     return GlueRow(
         task,
         form,
@@ -182,7 +184,7 @@ def _row(results: Glue, task: str, form: str) -> GlueRow:
         tuple(cells),
         delta,
         reduction,
-        tuple(_difference(s, base, column) for s, column in pairs),
+        tuple(_difference(s, [found]) if found else None for s, found in apart.items()),
     )
 
 
@@ -193,42 +195,67 @@ def _cell(scores: dict[int, float]) -> Cell | None:
     return Cell(median(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def _difference(
-    kernels: int, base: dict[int, float], scores: dict[int, float]
-) -> Difference | None:
-    seeds = sorted(base.keys() & scores.keys())
-    if not seeds:
+def mean_difference(results: Glue, form: str, kernels: int) -> Difference | None:
+    """The mean over tasks of what S kernels add, every task weighing the same."""
+    found = [_apart(results, task, form, kernels) for task in results.tasks]
+    known = [apart for apart in found if apart]
+    return _difference(kernels, known) if known else None
+
+
+def mean_won_back(results: Glue, kernels: int) -> WonBack | None:
+    """What is won back in all tasks over what is lost in all of them; its task is ""."""
+    if set(results.forms) != {KEPT, DROPPED}:
         return None
-    apart = [scores[seed] - base[seed] for seed in seeds]
-    low = high = p = None
-    if len(apart) > 1 and stdev(apart) > 0:
-        from scipy.stats import ttest_1samp
-
-        test = ttest_1samp(apart, 0.0)
-        bounds = test.confidence_interval(0.95)
-        low, high, p = float(bounds.low), float(bounds.high), float(test.pvalue)
-    better = sum(one > 0 for one in apart)
-    return Difference(kernels, fmean(apart), low, high, p, better, len(apart))
+    found = [_lost_and_won(results, task, kernels) for task in results.tasks]
+    known = [pair for pair in found if pair.size]
+    return _share("", kernels, known) if known else None
 
 
-def _won_back(results: Glue, task: str, kernels: int) -> WonBack | None:
-    kept = results.scores(task, KEPT, 0)
-    dropped = results.scores(task, DROPPED, 0)
+def _apart(results: Glue, task: str, form: str, kernels: int) -> list[float]:
+    """Scores less those of the baseline, a number a seed that has both."""
+    base, scores = results.scores(task, form, 0), results.scores(task, form, kernels)
+    return [scores[seed] - base[seed] for seed in sorted(base.keys() & scores.keys())]
+
+
+def _difference(kernels: int, tasks: list[list[float]]) -> Difference:
+    """Of the differences of each task; the degrees of freedom are Welch's, of one task Student's.
+
+    The mean of the tasks' means has the variance sum(s_i^2 / n_i) / tasks^2.
+    """
+    mean = fmean(fmean(apart) for apart in tasks)
+    better, n = sum(x > 0 for apart in tasks for x in apart), sum(map(len, tasks))
+    if min(map(len, tasks)) < 2 or max(map(stdev, tasks)) == 0:
+        return Difference(kernels, mean, None, None, None, better, n)
+    from scipy.stats import t
+
+    parts = [variance(apart) / len(apart) for apart in tasks]
+    squares = (part**2 / (len(apart) - 1) for part, apart in zip(parts, tasks, strict=True))
+    freedom = sum(parts) ** 2 / sum(squares)
+    error = math.sqrt(sum(parts)) / len(tasks)
+    half = float(t.ppf(0.975, freedom)) * error
+    p = 2 * float(t.sf(abs(mean) / error, freedom))
+    return Difference(kernels, mean, mean - half, mean + half, p, better, n)
+
+
+def _lost_and_won(results: Glue, task: str, kernels: int) -> Array:
+    """[2, seeds]: points that leaving the embeddings out loses, and that S kernels win back."""
+    kept, dropped = results.scores(task, KEPT, 0), results.scores(task, DROPPED, 0)
     scores = results.scores(task, DROPPED, kernels)
     seeds = sorted(kept.keys() & dropped.keys() & scores.keys())
-    if not seeds:
-        return None
-    lost = np.asarray([kept[seed] - dropped[seed] for seed in seeds])
-    won = np.asarray([scores[seed] - dropped[seed] for seed in seeds])
-    share = low = high = None
-    if lost.mean() > 0:
-        share = float(won.mean() / lost.mean())
-    if share is not None and len(seeds) > 1:
-        draws = np.random.default_rng(0).integers(len(seeds), size=(DRAWS, len(seeds)))
-        losses = lost[draws].mean(axis=1)
-        if np.quantile(losses, 0.025) > 0:
-            shares = won[draws].mean(axis=1) / losses
-            low, high = (float(np.quantile(shares, q)) for q in (0.025, 0.975))
-    return WonBack(
-        task, kernels, float(lost.mean()), float(won.mean()), share, low, high, len(seeds)
-    )
+    lost = [kept[seed] - dropped[seed] for seed in seeds]
+    return np.asarray([lost, [scores[seed] - dropped[seed] for seed in seeds]], np.float64)
+
+
+def _share(task: str, kernels: int, pairs: list[Array]) -> WonBack:
+    """Of lost and won [2, seeds] of each task, whose seeds are resampled for the interval."""
+    lost, won = np.mean([pair.mean(axis=1) for pair in pairs], axis=0).tolist()
+    share = won / lost if lost > 0 else None
+    low = high = None
+    if share is not None and min(pair.shape[1] for pair in pairs) > 1:
+        draw = np.random.default_rng(0).integers
+        drawn = [pair[:, draw(pair.shape[1], size=(DRAWS, pair.shape[1]))] for pair in pairs]
+        losses, wins = np.mean([part.mean(axis=2) for part in drawn], axis=0)
+        if losses.min() > 0:
+            low, high = np.quantile(wins / losses, (0.025, 0.975)).tolist()
+    n = sum(pair.shape[1] for pair in pairs)
+    return WonBack(task, kernels, lost, won, share, low, high, n)

@@ -183,6 +183,8 @@ def inspect_table_and_heads(
         say("positional attention of the heads", 0.6)
         heads = head_reports(reader, layer=layer, biases=biases)
         notes += _head_notes(reader, layer, biases)
+        if reader.n_computed is not None:
+            notes.append(f"positions are computed and have no end: the first {n:,} are read")
     say("curves that the model states", 0.9)
     relative = relative_reports(reader, layer=layer)
     if reader.own is not None and not relative and vectors is None:

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from whence.checks import at_least
-from whence.lag import Bias
 from whence.method import Content, PositionMethod
 from whence.methods import build
 
@@ -90,6 +89,34 @@ def curves_of(
         return _curves(method, name, n_heads, d_head, reach, draws, causal=causal)
 
 
+def position_matrix(
+    method: PositionMethod,
+    *,
+    n_heads: int,
+    d_head: int,
+    n: int,
+    seed: int = 0,
+    causal: bool = False,
+) -> tuple[str, Float[Tensor, "h n n"]]:
+    """What the curves are rows of: the site that was read, and its value for each query and key.
+
+    Content, where a method looks at it, is one draw of normal content; `causal` has no lags > 0.
+
+        >>> alibi = build("alibi", n_heads=8, d_head=4)
+        >>> site, matrix = position_matrix(alibi, n_heads=8, d_head=4, n=3)
+        >>> site, matrix[0, 0, 1:].tolist()
+        ('score', [-0.5, -1.0])
+    """
+    at_least(1, n_heads=n_heads, d_head=d_head, n=n)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        site, values = _values(method, n_heads, d_head, n, 1, slice(0, n))
+    matrix = values[0].float().expand(n_heads, -1, -1)
+    if causal or method.causal_only:
+        matrix = matrix.masked_fill(torch.ones(n, n).triu(1).bool(), float("nan"))
+    return site, matrix
+
+
 def _curves(
     method: PositionMethod,
     name: str,
@@ -100,9 +127,10 @@ def _curves(
     *,
     causal: bool,
 ) -> LagCurves:
-    site, values = _values(method, n_heads, d_head, 2 * reach + 1, draws)
+    middle = slice(reach, reach + 1)
+    site, rows = _values(method, n_heads, d_head, 2 * reach + 1, draws, middle)
     lag = torch.arange(-reach, reach + 1)
-    values = values.float()
+    values = rows[:, :, 0].float()
     if causal:
         values = values.masked_fill(lag > 0, float("nan"))
     mean, spread = values.mean(dim=0), values.std(dim=0, correction=0)
@@ -111,31 +139,26 @@ def _curves(
 
 
 def _values(
-    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int
-) -> tuple[str, Float[Tensor, "draws h lag"]]:
-    """The site that is read, and its values at the middle query for each draw."""
+    method: PositionMethod, n_heads: int, d_head: int, n: int, draws: int, rows: slice
+) -> tuple[str, Float[Tensor, "draws h q k"]]:
+    """The site that is read, and its values at some queries for each draw."""
     pos, sites = torch.arange(n), method.sites()
     site = next((name for name in QUANTITIES if name in sites), "")
     if site in ("replace", "score"):
         q, k = torch.randn(2, draws, n_heads, n, d_head)
         x = torch.randn(draws, n, n_heads * d_head)
         hook = method.logits if site == "replace" else method.score_term
-        bias = hook(q, pos, pos, content=Content(x, x, k))
+        # These queries alone: with all of them, methods that read content have n x n numbers.
+        bias = hook(q[:, :, rows], pos[rows], pos, content=Content(x[:, rows], x, k))
         if bias is not None:
-            return site, _middle_row(bias, pos).expand(-1, n_heads, -1)
+            return site, bias.to_dense(pos[rows], pos).expand(-1, n_heads, -1, -1)
         site = next((name for name in ("heads", "input", "value") if name in sites), "")
     if site == "heads":
         ones = torch.ones(1, n_heads, n, d_head)
         q, k = method.query_heads(ones, pos), method.key_heads(ones, pos)
-        return site, torch.einsum("bhd,bhkd->bhk", q[:, :, n // 2], k) / d_head
+        return site, torch.einsum("bhqd,bhkd->bhqk", q[:, :, rows], k) / d_head
     if site == "input":
         vectors = method.input_term(pos)
         assert vectors is not None
-        return site, (vectors @ vectors[n // 2] / vectors.shape[-1])[None, None]
-    return site, torch.zeros(1, 1, n)
-
-
-def _middle_row(bias: Bias, pos: Int[Tensor, " k"]) -> Float[Tensor, "b h k"]:
-    middle = len(pos) // 2
-    row = bias.rows(middle, middle + 1).to_dense(pos[middle : middle + 1], pos)
-    return row[:, :, 0]
+        return site, (vectors[rows] @ vectors.T / vectors.shape[-1])[None, None]
+    return site, torch.zeros(1, 1, len(pos[rows]), n)

@@ -12,6 +12,8 @@ from whence.analysis.toeplitz import FEWEST_ROWS
 from whence.checks import require
 from whence.families import INSPECTABLE, Family, Stack
 
+MOST_COMPUTED = 2048  # positions of a table that is computed: the work grows with their square
+
 
 @dataclass(frozen=True, eq=False)
 class Projections:
@@ -76,14 +78,13 @@ class StackReader:
         """The rows of the table that are positions, as stored; None for a model without one.
 
         Where a method of this library adds vectors to the input, they are the table, or are added
-        to it.
+        to it. Vectors that are computed (sinusoids) have no end: the first MOST_COMPUTED are read.
         """
         stored, own = self._stored_table(), self.own
         if own is None:
             return stored
         kept = stored if own.keeps_table else None
-        length = self.checkpoint.config.get("max_position_embeddings", 512)
-        added = own.vectors(length - self.stack.first_row(self.checkpoint.config))
+        added = own.vectors(self.n_computed or self._max_length)
         if kept is None or added is None:
             return added if kept is None else kept
         require(
@@ -93,6 +94,19 @@ class StackReader:
         )
         total: Doubles = kept + added
         return total
+
+    @property
+    def _max_length(self) -> int:
+        config = self.checkpoint.config
+        length: int = config.get("max_position_embeddings", 512) - self.stack.first_row(config)
+        return length
+
+    @property
+    def n_computed(self) -> int | None:
+        """Positions that are read of vectors that the config alone sets no end to, or None."""
+        own = self.own
+        stored = own is None or own.whole.fixed_length or (own.keeps_table and self.stack.table)
+        return MOST_COMPUTED if not stored and self._max_length > MOST_COMPUTED else None
 
     def _stored_table(self) -> Doubles | None:
         config = self.checkpoint.config

@@ -1,6 +1,7 @@
 """The inputs of one measured attention, the method it is with, and one step of it."""
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -53,12 +54,18 @@ class Problem:
         """The same numbers in float64."""
         other = copy.copy(self)
         other.method = copy.deepcopy(self.method).double()
+        other.__dict__.pop("leaves", None)  # those of this problem
         for name in ("q", "k", "v", "d_out", "x"):
             setattr(other, name, getattr(self, name).detach().double())
         if self.learns:
             for part in (other.q, other.k, other.v):
                 part.requires_grad_()
         return other
+
+    @functools.cached_property
+    def leaves(self) -> dict[str, Tensor]:
+        """What has a gradient, by name; looked up once, for it is no part of the attention."""
+        return {"q": self.q, "k": self.k, "v": self.v} | dict(self.method.named_parameters())
 
     def call(self) -> AttentionCall:
         """The attention, described and not computed: what the peers are given."""
@@ -86,7 +93,7 @@ class Problem:
                 out = attention(self)
             return {"out": out if select is None else select(out)}
         out = attention(self)
-        named = {"q": self.q, "k": self.k, "v": self.v} | dict(self.method.named_parameters())
+        named = self.leaves
         grads = torch.autograd.grad(
             out, list(named.values()), self.d_out if d_out is None else d_out, allow_unused=True
         )

@@ -66,7 +66,7 @@ def bench(
     A contender is timed after its output and gradients were found exact; one that is not, that does
     not fit or that fails has a record that says so. bench.json is written after every point.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         from whence.bench import Session
         from whence.bench.plan import quick as quick_plan
         from whence.bench.plan import usual

@@ -42,7 +42,7 @@ def compare_checkpoints(
 
     Names such as checkpoint-500 are put in the order of their steps.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         from whence.analysis.comparison import compare, read_scores
 
         for name in formats:
@@ -93,7 +93,8 @@ def series(models: Sequence[str]) -> list[str]:
     if len(models) > 1:
         return list(models)
     folder = Path(models[0]).expanduser()
-    require(folder.is_dir(), f"there is no folder {folder}: give one, or two models or more.")
+    found = f"{folder} is a file" if folder.is_file() else f"there is no folder {folder}"
+    require(folder.is_dir(), f"{found}: give a folder of checkpoints, or two models or more.")
     inside = [path for path in folder.iterdir() if (path / "config.json").is_file()]
     require(
         len(inside) > 1,

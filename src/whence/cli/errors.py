@@ -20,18 +20,19 @@ NO_MEMORY = re.compile(
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(*extras: str) -> Iterator[None]:
     """A ValueError and sizes that no memory has are wrong use (2).
 
     A missing extra, a network that cannot be reached and a file that cannot be written are
-    failures (1).
+    failures (1). `extras` are those that a command cannot do without: if a package of one is
+    missing, all are named at once, so that nobody is sent to install them one after another.
     """
     try:
         yield
     except ValueError as error:
         stop(str(error), WRONG_USE)
     except ImportError as error:
-        stop(with_extra(error), FAILED)
+        stop(with_extra(error, *extras), FAILED)
     except ConnectionError as error:
         stop(str(error), FAILED)
     except FileNotFoundError as error:
@@ -66,13 +67,13 @@ def last_resort() -> Iterator[None]:
         stop(f"this is a mistake in whence {version}: {kind} ({place}): {text}", FAILED)
 
 
-def with_extra(error: ImportError) -> str:
-    """The message of an ImportError, with the extra that would have brought the module."""
+def with_extra(error: ImportError, *extras: str) -> str:
+    """The message of an ImportError, with the extra that brings the module, and these extras."""
     module = (error.name or "").partition(".")[0]
     extra = extra_of(module)
     if extra is None or "whence[" in str(error):
         return str(error)
-    return f"this needs {module}, which is not installed: {install(extra)}"
+    return f"this needs {module}, which is not installed: {install(*sorted({extra, *extras}))}"
 
 
 def stop(message: str, code: int) -> NoReturn:

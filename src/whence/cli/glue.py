@@ -1,5 +1,6 @@
 """`whence glue`: a pretrained model fine-tuned on GLUE with and without TISA (Table 3)."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,7 +116,7 @@ def glue(
     Every task in every form with every S and seed is a job of its own: one that is finished is not
     run again. The table has medians over seeds, their spread, and a paired test.
     """
-    with one_line_errors():
+    with one_line_errors("glue", "plot"):
         check_options(form, figures, seconds)
         require(
             not (drop_position_embeddings and forms is not None),
@@ -168,6 +169,7 @@ def _load() -> "tuple[type[GlueSweep], ExperimentReport[Glue]]":
     from whence.experiments.glue.sweep import GlueSweep
     from whence.report.glue_report import GLUE_REPORT
 
+    import_module("sklearn.metrics")  # which scores are made with, after the first training
     return GlueSweep, GLUE_REPORT
 
 

@@ -75,7 +75,7 @@ def inspect(
     The page shows every result in the folder, those of earlier runs too. All files appear when all
     is done, or none.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         require(not (no_fit and fit), "--fit exports what --no-fit leaves out: give one of them.")
         for name in formats:
             one_of("format", name, FORMATS)

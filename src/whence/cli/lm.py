@@ -173,7 +173,7 @@ def lm(
     that is finished is not run again, one that was killed goes on from its last checkpoint and ends
     with the same numbers.
     """
-    with one_line_errors():
+    with one_line_errors("hf", "plot"):
         check_options(form, figures, seconds)
         flags: dict[str, Any] = {
             "methods": None if methods is None else read_specs(methods),

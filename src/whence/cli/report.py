@@ -35,7 +35,7 @@ def report(
     Several folders of the same command make one page, in OUT. A file that
     `whence criteria --out FOLDER/criteria.json` wrote adds its table to the page.
     """
-    with one_line_errors():
+    with one_line_errors("plot"):
         for name in formats:
             one_of("format", name, FORMATS)
         for folder in folders:

@@ -149,7 +149,7 @@ def translate(
     Every position with every rate and seed is a job of its own: one that is finished is not run
     again, one that was killed goes on. With --predict a trained model translates sentences.
     """
-    with one_line_errors():
+    with one_line_errors("translate", "plot"):
         check_options(form, figures, seconds)
         if predict is not None:
             _predict(predict, sentences, beams, length_penalty, device or "auto", as_json)

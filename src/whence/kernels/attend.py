@@ -92,6 +92,12 @@ def attend(
         >>> last = attend(q[:, :, -1:], k, v, bias=nearer_is_better, causal=True)  # with a cache
         >>> torch.testing.assert_close(last, out[:, :, -1:])
     """
+    known = None
+    if mask is None and dropout == 0.0:
+        known = fused.known(q, k, v, bias, values, causal, window, scale, q_start, backend)
+        found = None if known is None else fused.again(known)
+        if found is not None:
+            return found
     call = as_call(
         q,
         k,
@@ -105,10 +111,12 @@ def attend(
         dropout=dropout,
         q_start=q_start,
     )
-    return execute(call, backend=backend)
+    return execute(call, backend=backend, known=known)
 
 
-def execute(call: AttentionCall, *, backend: str = "auto") -> Float[Tensor, "b h q d_v"]:
+def execute(
+    call: AttentionCall, *, backend: str = "auto", known: fused.Known | None = None
+) -> Float[Tensor, "b h q d_v"]:
     """The second half of `attend`: run a checked call on a backend."""
     if backend == "auto":
         module = BACKENDS[_first_that_runs(call)]
@@ -118,6 +126,8 @@ def execute(call: AttentionCall, *, backend: str = "auto") -> Float[Tensor, "b h
         require(reason is None, lambda: f"backend {backend!r} cannot run this call: it {reason}")
     else:  # the message is costly, and cannot be traced by torch.compile
         raise ValueError(unknown("backend", backend, ["auto", *BACKENDS]))
+    if module is fused and known is not None:
+        return fused.remembered(call, known)
     out: Tensor = module.run(call)
     return out
 

@@ -7,6 +7,7 @@ and `right` as of any LagBias, and the band is then computed once and kept.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import ClassVar
 
 import torch
@@ -57,6 +58,10 @@ class DeferredBias(LagBias):
     @abstractmethod
     def made_of(self, *tensors: Tensor) -> "DeferredBias":
         """The same bias of other tensors, which take the place of `tensors()`."""
+
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """Everything that makes the bias of its tensors: equal for biases that differ in them."""
 
     def evaluated(self) -> LagBias:
         """The same bias with its band, which is computed on the first call and kept."""
@@ -286,6 +291,10 @@ class CurveBias(DeferredBias):
         """The same curve with other parameters."""
         return CurveBias(self.curve, self.longest, *tensors)
 
+    def kind(self) -> Hashable:
+        """The curve and the reach."""
+        return self.curve, self.longest
+
     def rows(self, start: int, stop: int) -> LagBias:
         """All queries share it."""
         return self
@@ -355,6 +364,10 @@ class QueryBias(DeferredBias):
         """The product of other factors."""
         query, table = tensors
         return QueryBias(query, table, scale=self.scale)
+
+    def kind(self) -> Hashable:
+        """The scale."""
+        return float(self.scale)
 
     def rows(self, start: int, stop: int) -> LagBias:
         """The bias of query rows start..stop, which is not evaluated either."""

@@ -3,7 +3,7 @@
 A bias that begins near zero learns late: until it has the size of a logit, the other weights learn
 to do without. So head h begins with about -p_h log |lag|, from heads that see little more than
 their neighbours to heads that see all alike. docs/LOG.md has the runs by which these numbers were
-chosen, docs/lm_results.md what they are worth.
+chosen, docs/training.md what they are worth.
 """
 
 import math

@@ -28,7 +28,7 @@ class T5(PositionMethod):
 
     start="local" prefers near keys: head h falls as -p_h log(1 + |lag|), steep heads first, as
     TISA's do. "normal" is N(0, 0.02), from which a model trained from nothing learns less
-    (docs/lm_results.md), and "zero" is for a model that is trained already.
+    (docs/training.md), and "zero" is for a model that is trained already.
     T5 itself does not scale q.k by 1/sqrt(d) (pass scale=1.0), has no bias in cross-attention, and
     shares one table between its layers.
 

@@ -20,7 +20,7 @@ class Tisa(Gaussians):
 
     start="local" prefers near keys at many scales, up to `max_length`: head h falls about as
     |lag|^-p_h, from steep heads to nearly flat ones. "released" is the authors' way, from which a
-    model trained from nothing learns less (docs/lm_results.md). With "zero" all amplitudes begin at
+    model trained from nothing learns less (docs/training.md). With "zero" all amplitudes begin at
     0 and widths as with "local", so that a model to which it is added gives what it gave before.
 
     With `reach` the function is zero beyond |lag| = reach by definition, so that a kernel may leave

@@ -1,16 +1,19 @@
 """One attention with one positional method: every site that attention has, in the right order."""
 
+import functools
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from whence.checks import not_nested, surely_equal
 from whence.kernels import Mask
-from whence.kernels.attend import execute
+from whence.kernels.attend import attend
 from whence.kernels.call import PACK, AttentionCall, as_call
 from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
-from whence.lag import Bias
+from whence.lag import Bias, LagValues
 from whence.method import Content, PositionMethod
 
 
@@ -44,23 +47,23 @@ def positioned_attention(
         >>> positioned_attention(build("rope", n_heads=2, d_head=8), q, k, v, causal=True).shape
         torch.Size([1, 2, 5, 8])
     """
-    call = positioned_call(
-        position,
-        q,
-        k,
-        v,
-        x_q=x_q,
-        x_k=x_k,
-        bias=bias,
+    not_nested(PACK, q=q, k=k, v=v)
+    q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
+    sites = _sites(position, q, k, v, Content(x_q, x_k, k), bias, scale, k_start, q_start)
+    return attend(
+        sites.q,
+        sites.k,
+        sites.v,
+        bias=sites.bias,
+        values=sites.values,
         mask=mask,
         causal=causal,
         window=window,
-        scale=scale,
+        scale=sites.scale,
         dropout=dropout,
-        k_start=k_start,
         q_start=q_start,
+        backend=backend,
     )
-    return execute(call, backend=backend)
 
 
 def positioned_attention_with_weights(
@@ -131,22 +134,49 @@ def positioned_call(
     """The call that `positioned_attention` executes: all of the method's sites, no attention."""
     not_nested(PACK, q=q, k=k, v=v)
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
-    q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
-    term, scale = _logit_term(position, q, q_pos, k_pos, Content(x_q, x_k, k), bias, scale)
-    heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
+    sites = _sites(position, q, k, v, Content(x_q, x_k, k), bias, scale, k_start, q_start)
     return as_call(
-        heads_q,
-        heads_k,
-        position.value_heads(v, k_pos),
-        bias=term,
-        values=position.value_term(q_pos, k_pos),
+        sites.q,
+        sites.k,
+        sites.v,
+        bias=sites.bias,
+        values=sites.values,
         mask=mask,
         causal=causal,
         window=window,
-        scale=scale,
+        scale=sites.scale,
         dropout=dropout,
         q_start=q_start,
     )
+
+
+class _Sites(NamedTuple):
+    """What the sites of a method make of q, k and v."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Bias | None
+    values: LagValues | None
+    scale: float
+
+
+def _sites(
+    position: PositionMethod,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    content: Content,
+    bias: Bias | None,
+    scale: float | None,
+    k_start: int,
+    q_start: int | Tensor,
+) -> _Sites:
+    q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
+    term, scale = _logit_term(position, q, q_pos, k_pos, content, bias, scale)
+    heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
+    values = position.value_term(q_pos, k_pos)
+    return _Sites(heads_q, heads_k, position.value_heads(v, k_pos), term, values, scale)
 
 
 def _positions(
@@ -161,13 +191,18 @@ def _positions(
         k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
         return first + torch.arange(n_q, device=q.device), k_pos
     if lengths_only and q.is_cuda and not torch.compiler.is_compiling():
-        q_pos, k_pos = (torch.empty(n, dtype=torch.long, device="meta") for n in (n_q, n_k))
-        return q_pos, k_pos
+        return _without_numbers(n_q), _without_numbers(n_k)
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
     assert not isinstance(q_start, Tensor)
     if surely_equal(q_start, 0) and surely_equal(n_q, n_k):  # one launch less for every layer
         return k_pos, k_pos
     return torch.arange(first, first + n_q, device=q.device), k_pos
+
+
+@functools.lru_cache(maxsize=64)
+def _without_numbers(n: int) -> Int[Tensor, " n"]:
+    """n positions of which only the number is read."""
+    return torch.empty(n, dtype=torch.long, device="meta")
 
 
 def _heads(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from whence.analysis.json_result import Result
@@ -89,8 +88,7 @@ def _write(
     """Write all or nothing; a figure that lies there in a format not asked for is old, and goes."""
     with add_to_folder(out) as staged:
         for name, draw in drawings:
-            with rc_context({"text.parse_math": False}):  # a name may hold a dollar sign
-                figure = draw()
+            figure = draw()
             for form in formats:
                 save_figure(figure, staged / "figures" / f"{name}.{form}", dpi=150)
         for name, text in texts.items():

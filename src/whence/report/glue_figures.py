@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from whence.analysis.glue_results import FORMS, Glue, GlueJob, table
 from whence.report.glue_table import task_title
 from whence.report.panels import panels
-from whence.report.style import BLUE, FAINT, GRID, ORANGE, plain, title
+from whence.report.style import BLUE, FAINT, GRID, INK, ORANGE, plain, title
 
 LOOKS = {"a": (BLUE, "o", "-"), "b": (ORANGE, "s", "--")}
 
@@ -52,14 +52,16 @@ def draw_curves(results: Glue, form: str) -> Figure:
         detail="Added to the logit at each lag, a line a head: grey before, blue after training.",
     )
     for row, job in enumerate(jobs):
-        for view in job.curves:
-            axes = grid[row * n_layers + view.layer]
+        in_row = grid[row * n_layers : (row + 1) * n_layers]
+        for axes, view in zip(in_row, job.curves, strict=False):
             axes.axvline(0, color=GRID, linewidth=0.8)
             axes.plot(view.lag, view.before.T, color=FAINT, linewidth=0.7, alpha=0.6)
             axes.plot(view.lag, view.after.T, color=BLUE, linewidth=0.8, alpha=0.7)
-            title(axes, f"{task_title(job.task)}, layer {view.layer}")
+            if row == 0:
+                title(axes, f"layer {view.layer}" if n_layers > 1 else "all layers")
             plain(axes)
-        for axes in grid[row * n_layers + len(job.curves) : (row + 1) * n_layers]:
+        in_row[0].set_ylabel(task_title(job.task), fontsize=8, weight="bold", color=INK)
+        for axes in in_row[len(job.curves) :]:
             axes.axis("off")
     figure.supxlabel("lag = key − query", fontsize=8, color=FAINT)  # noqa: RUF001
     return figure

@@ -1,6 +1,17 @@
 """The tables of `whence glue`: Table 3 in the slides' layout, how sure it is, what is won back."""
 
-from whence.analysis.glue_results import FORMS, Cell, Difference, Glue, GlueRow, table, won_back
+from whence.analysis.glue_results import (
+    FORMS,
+    Cell,
+    Difference,
+    Glue,
+    GlueRow,
+    WonBack,
+    mean_difference,
+    mean_won_back,
+    table,
+    won_back,
+)
 from whence.analysis.slides_glue import KERNELS, MODEL, TABLE_3, is_of_the_slides
 from whence.report.text_table import NONE, TextTable, minus
 
@@ -15,20 +26,32 @@ TITLES = {
     "rte": "RTE",
 }
 SURE = 0.05
+MEAN = "mean of tasks"
 
 
 def tables(results: Glue) -> list[TextTable]:
     """Everything there is to show, the slides' own numbers last where the model is theirs."""
+    return [*score_tables(results), *certainty_tables(results), *slides_tables(results)]
+
+
+def score_tables(results: Glue) -> list[TextTable]:
+    """Table 3 in each form, and what is won back."""
     rows = table(results)
-    found = []
-    for form in results.forms:
-        mine = [row for row in rows if row.form == form]
-        found += [_scores(results, form, mine), _certainty(results, form, mine)]
+    found = [_scores(results, f, [row for row in rows if row.form == f]) for f in results.forms]
     recovered = _won_back(results)
-    found += [recovered] if recovered is not None else []
-    if is_of_the_slides(str(results.config["model"])):
-        found += [_slides(results, form) for form in results.forms]
-    return found
+    return found if recovered is None else [*found, recovered]
+
+
+def certainty_tables(results: Glue) -> list[TextTable]:
+    """How sure the differences of each form are."""
+    rows = table(results)
+    return [_certainty(results, f, [row for row in rows if row.form == f]) for f in results.forms]
+
+
+def slides_tables(results: Glue) -> list[TextTable]:
+    """The slides' own numbers, where the model is theirs."""
+    same = is_of_the_slides(str(results.config["model"]))
+    return [_slides(results, form) for form in results.forms] if same else []
 
 
 def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
@@ -56,22 +79,20 @@ def _scores(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
 
 
 def _certainty(results: Glue, form: str, rows: list[GlueRow]) -> TextTable:
-    cells, bold = [], set()
-    for place, row in enumerate(rows):
-        for column, found in enumerate(row.differences, 1):
-            if found is not None and found.p is not None and found.p < SURE:
-                bold.add((place, column))
-        cells.append((task_title(row.task), *(_difference(found) for found in row.differences)))
-    tests = sum(found is not None for row in rows for found in row.differences)
+    found = [(task_title(row.task), one) for row in rows for one in row.differences]
+    tests = sum(one is not None and one.p is not None for _, one in found)
+    found += [(MEAN, mean_difference(results, form, s)) for s in results.kernels]
+    cells = [(name, *difference_cells(one)) for name, one in found if one is not None]
+    sure = [one.p is not None and one.p < SURE for _, one in found if one is not None]
     return TextTable(
         f"({form}) how sure: S less the baseline, seed by seed",
-        ("task", *(f"S = {s}" for s in results.kernels)),
+        ("task", "S", "difference", "95% interval", "p", "seeds better"),
         tuple(cells),
-        frozenset(bold),
-        "Mean difference over seeds with its 95% interval and p of Student's paired test (bold: "
-        f"below {SURE}), then how many seeds are better. Of {tests} tests without any effect "
-        f"{SURE * tests:.1f} would be below {SURE} by chance. It tells whether another seed would "
-        "give the same sign, not whether other rows would.",
+        frozenset((place, 2) for place, is_sure in enumerate(sure) if is_sure),
+        "Mean difference over seeds with its 95% interval and p, by Student's paired test (bold: "
+        f"p below {SURE}). Of {tests} tests without any effect {SURE * tests:.1f} would be below "
+        f"{SURE} by chance. The last rows weigh tasks alike, with Welch's degrees of freedom. A "
+        "test tells whether other seeds would give the same sign, not whether other rows would.",
     )
 
 
@@ -79,30 +100,33 @@ def _won_back(results: Glue) -> TextTable | None:
     found = won_back(results)
     if not found:
         return None
+    means = [mean_won_back(results, s) for s in results.kernels]
+    every = [*found, *(one for one in means if one is not None)]
     rows = []
-    for task in results.tasks:
-        mine = {one.kernels: one for one in found if one.task == task}
-        if not mine:
-            continue
-        lost = next(iter(mine.values())).lost
-        shares = []
-        for s in results.kernels:
-            one = mine.get(s)
-            if one is None or one.share is None:
-                shares.append(NONE)
-                continue
-            inside = NONE if one.low is None else f"{one.low:.0%} to {one.high:.0%}"
-            shares.append(minus(f"{one.share:.0%} ({inside})"))
-        rows.append((task_title(task), minus(f"{lost:.1f}"), *shares))
+    for task in (*results.tasks, ""):
+        mine = {one.kernels: one for one in every if one.task == task}
+        if mine:
+            lost = minus(f"{next(iter(mine.values())).lost:.1f}")
+            shares = (won_back_text(mine.get(s)) for s in results.kernels)
+            rows.append((task_title(task) or MEAN, lost, *shares))
     return TextTable(
-        "what kernels win back of what leaving the position embeddings out loses",
+        "what kernels win back of the loss from (a) to (b)",
         ("task", "lost", *(f"S = {s}" for s in results.kernels)),
         tuple(rows),
         frozenset(),
         "Lost: mean points from the baseline of (a) to that of (b). Shares: how much of it (b) "
-        "with S kernels wins back, with the 95% interval of resampled seeds; no interval where the "
-        "loss itself is not told from 0.",
+        "with S kernels wins back, with the 95% interval of resampled seeds; no interval where "
+        "some seeds lose nothing. The last row is all that is won back over all that is "
+        "lost.",
     )
+
+
+def won_back_text(one: WonBack | None) -> str:
+    """A share with its interval."""
+    if one is None or one.share is None:
+        return NONE
+    inside = NONE if one.low is None else f"{100 * one.low:.0f} to {one.high:.0%}"
+    return minus(f"{one.share:.0%} ({inside})")
 
 
 def _slides(results: Glue, form: str) -> TextTable:
@@ -152,12 +176,16 @@ def _cell(cell: Cell | None) -> str:
     return minus(f"{cell.median:.1f}{spread}")
 
 
-def _difference(found: Difference | None) -> str:
-    if found is None:
-        return NONE
-    inside = "" if found.low is None else f" [{found.low:+.1f}, {found.high:+.1f}]"
-    p = "" if found.p is None else f" p = {found.p:.2g}"
-    return minus(f"{found.mean:+.1f}{inside}{p}, {found.better} of {found.n}")
+def difference_cells(found: Difference) -> tuple[str, ...]:
+    """S, the difference, its interval, p, and the seeds that are better."""
+    inside = NONE if found.low is None else f"{found.low:+.1f} to {found.high:+.1f}"
+    better = f"{found.better} of {found.n}"
+    return str(found.kernels), _signed(found.mean), minus(inside), p_text(found.p), better
+
+
+def p_text(p: float | None) -> str:
+    """A probability to two digits."""
+    return NONE if p is None else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def _signed(number: float | None) -> str:

@@ -41,12 +41,11 @@ def draw_lag_curves(curves: Sequence[LagCurves], *, columns: int = 6) -> Figure:
         w_pad=0.06, h_pad=0.05, wspace=0.0, hspace=0.0, rect=(0.0, 0.0, 1.0, 1 - HEADER / height)
     )
     figure = Figure(figsize=(2.1 * columns, height), layout=layout)
-    viridis = colormaps["viridis"]
-    colors = ListedColormap([viridis(0.87 * head / max(n_heads - 1, 1)) for head in range(n_heads)])
+    colors = head_colors(n_heads)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for place, panel in enumerate(panels):
         if place < len(curves):
-            _panel(panel, curves[place], colors)
+            draw_panel(panel, curves[place], colors)
         else:
             panel.axis("off")
     figure.supxlabel("lag = key - query", fontsize=8, color=FAINT)
@@ -54,7 +53,14 @@ def draw_lag_curves(curves: Sequence[LagCurves], *, columns: int = 6) -> Figure:
     return figure
 
 
-def _panel(panel: Axes, curve: LagCurves, colors: ListedColormap) -> None:
+def head_colors(n_heads: int) -> ListedColormap:
+    """A colour for each head, from dark to light."""
+    viridis = colormaps["viridis"]
+    return ListedColormap([viridis(0.87 * head / max(n_heads - 1, 1)) for head in range(n_heads)])
+
+
+def draw_panel(panel: Axes, curve: LagCurves, colors: ListedColormap) -> None:
+    """The curves of one method, into axes."""
     lag, reach = curve.lag.numpy(), int(curve.lag[-1])
     panel.axvline(0, color=GRID, linewidth=1.0, zorder=0)
     panel.axhline(0, color=GRID, linewidth=1.0, zorder=0)

@@ -11,22 +11,22 @@ from matplotlib.axes import Axes
 
 from whence.analysis.json_result import Array
 from whence.analysis.results import worded
+from whence.colours import AMBER as AMBER
+from whence.colours import AXIS as AXIS
+from whence.colours import BLUE as BLUE
+from whence.colours import BROWN as BROWN
+from whence.colours import FAINT as FAINT
+from whence.colours import GREEN as GREEN
+from whence.colours import GREY as GREY
+from whence.colours import GRID as GRID
+from whence.colours import INK as INK
+from whence.colours import ORANGE as ORANGE
+from whence.colours import PINK as PINK
+from whence.colours import PURPLE as PURPLE
+from whence.colours import SERIES as SERIES
+from whence.colours import SKY as SKY
+from whence.colours import SPREAD as SPREAD
 
-INK, FAINT, AXIS, GRID, SPREAD = "#222222", "#666666", "#b5b5b5", "#e3e3e3", "#dcdcdc"
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-AMBER, SKY, BROWN, GREY, PINK = "#c28a00", "#56b4e9", "#8a5a2b", "#8b9199", "#e07bb5"
-SERIES = (  # a colour, a marker and a dash each, so that no line is told by colour alone
-    (BLUE, "o", "-"),
-    (ORANGE, "s", "--"),
-    (INK, "^", "-."),
-    (GREEN, "D", ":"),
-    (PURPLE, "v", "-"),
-    (AMBER, "P", "--"),
-    (SKY, "X", "-."),
-    (BROWN, "<", ":"),
-    (GREY, ">", "-"),
-    (PINK, "*", "--"),
-)
 LAG = "lag = key − query"  # noqa: RUF001
 INNER_PRODUCTS, ATTENTION = "inferno", "viridis"  # two maps, as they are two things
 

@@ -203,7 +203,7 @@ def seen(config: LMConfig, out: Path, patch: pytest.MonkeyPatch, *, sliced: bool
     return torch.cat(rows), drawn
 
 
-@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("sliced", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_sees_the_sequences_of_its_seed_in_their_order_also_when_it_goes_on(
     sliced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

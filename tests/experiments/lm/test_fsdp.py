@@ -15,6 +15,7 @@ from whence.experiments.lm.training import check_fsdp
 SCRIPT = Path(__file__).resolve().with_name("fsdp.py")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="two processes would take one GPU")
 def test_two_processes_under_fsdp_have_the_loss_curve_of_one_though_they_were_killed(
     tmp_path: Path,

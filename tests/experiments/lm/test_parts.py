@@ -319,7 +319,7 @@ def test_flags_win_over_a_file_and_the_file_over_the_defaults(tmp_path: Path) ->
         ("steps = ", "is not TOML"),
         ("task = 'sort'", "Unknown task 'sort'"),
         ("objective = 'mask'", "Unknown objective 'mask'. Did you mean 'masked'"),
-        ("task = 'copy'", "no other task takes one"),
+        ("task = 'copy'", "the task 'copy' makes its own data: leave out 'a.txt', or the task"),
         ("eval_lengths = [64]", "must hold train_length = 128"),
         ("save_every = 25", "save_every must be a multiple of log_every"),
         ("accumulate = 3", "batch must be a multiple of accumulate, got 16 and 3"),
@@ -349,6 +349,8 @@ def test_a_wrong_option_is_one_sentence(toml: str, message: str, tmp_path: Path)
 
 
 def test_without_methods_or_with_a_masked_task_nothing_begins() -> None:
+    with pytest.raises(ValueError, match=r"no text to train on: give data \(--data\)"):
+        read_config(None, {"methods": ("tisa",)})
     with pytest.raises(ValueError, match="name the methods to compare"):
         read_config(None, {})
     with pytest.raises(ValueError, match="'copy' is for the causal objective"):

@@ -155,7 +155,7 @@ def test_a_share_makes_its_own_part_of_a_curve(
     assert all(constants["CURVE_AT"] is not None for _, constants in launches[::2])
 
 
-QUICK = ("tisa for 3 of a cache", "shaw:clip=3 for 1 of a cache")  # the rest have simpler bands
+QUICK = ("shaw:clip=3 for 1 of a cache",)  # the rest have simpler bands, or more rows of them
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_first_and_the_fifth_call_are_as_exact_as_pytorch(case: str) -> None
     assert errors_beyond(five_calls(CASES[case], SMALL), SMALL.dtype) == {}
 
 
-@pytest.mark.parametrize("position", ["tisa", "shaw"])
+@pytest.mark.parametrize("position", ["tisa", pytest.param("shaw", marks=pytest.mark.slow)])
 def test_the_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
     position: str,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_a_plan_is_made_once_and_each_call_gets_the_numbers_of_its_own_tensors(
 ) -> None:
     method = build(spec, n_heads=2, d_head=16)
     n_k = n_q if n_q > 1 else 40
-    for _ in range(3):
+    for _ in range(2):
         q = torch.randn(2, n_q, 2, 16).transpose(1, 2).requires_grad_()
         k, v = (leaf(2, 2, n_k, 16) for _ in range(2))
         d_out, keys = torch.randn(2, 2, n_q, 16), torch.rand(2, n_k) < 0.9
@@ -178,6 +179,60 @@ def test_results_are_memory_of_their_own() -> None:
         assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
+@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4"])
+def test_a_call_like_an_earlier_one_is_checked_and_read_once(
+    plans: Any, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    front: Any = sys.modules["whence.kernels.attend"]  # its name in the package is the function
+    method = build(spec, n_heads=2, d_head=16)
+    parameters = list(method.parameters())
+    checked: list[bool] = []
+    as_call_of = front.as_call
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        checked.append(True)
+        return as_call_of(*arguments, **options)
+
+    def found(backend: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> list[Tensor]:
+        out = positioned_attention(method, q, k, v, backend=backend, **options)
+        if not out.requires_grad:
+            return [out]
+        grads = torch.autograd.grad(out, [q, k, v, *parameters], torch.ones_like(out) / 7)
+        return [out, *(g / unit for g, unit in zip(grads, [1, 1, 1, *gains(method)], strict=True))]
+
+    def heads(n: int = 20) -> list[Tensor]:
+        return [leaf(1, 2, n, 16) for _ in range(3)]
+
+    same = heads()
+    calls: list[tuple[list[Tensor], dict[str, Any], bool]] = [
+        (heads(), {}, True),
+        (heads(), {}, False),  # other numbers
+        ([same[0]] * 3, {}, False),  # one tensor in three places
+        (heads(), {"causal": True}, True),
+        (heads(), {"scale": 0.5}, True),
+        (heads(21), {}, True),
+        ([x.detach().double() for x in heads()], {}, True),  # refused
+        ([x.transpose(1, 2).contiguous().transpose(1, 2) for x in heads()], {}, True),
+        (heads(), {"scale": 0.5}, False),
+    ]
+    monkeypatch.setattr(front, "as_call", noting)
+    for tensors, options, first in calls:
+        checked.clear()
+        if tensors[0].dtype == torch.float64:
+            with pytest.raises(ValueError, match=r"no kernels for torch\.float64"):
+                found("fused", *tensors, **options)
+            continue
+        ours = found("fused", *tensors, **options)
+        assert bool(checked) == first
+        for a, b in zip(ours, found("reference", *tensors, **options), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+    with torch.no_grad():  # nothing is kept for gradients
+        checked.clear()
+        (out,) = found("fused", *same)
+        assert checked
+        assert not out.requires_grad
+
+
 def test_a_call_that_failed_leaves_nothing_broken(
     plans: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,18 +280,24 @@ def test_a_whole_number_as_scale_is_launched_as_a_float() -> None:
 class CompiledKernel:
     """Stands for what Triton compiles: started with addresses, it runs in the interpreter."""
 
+    function = packed_metadata = None
+
     def __init__(self, kernel: Any, groups: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self.kernel, self.groups, self.constants = kernel, groups, constants
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def start(*arguments: Any, stream: int) -> None:
-            given = arguments[: len(self.groups)]
-            names = self.kernel.arg_names[len(self.groups) :]
-            assert list(arguments[len(self.groups) :]) == [self.constants[name] for name in names]
-            groups = [self._filled(*pair) for pair in zip(self.groups, given, strict=True)]
-            self.kernel[grid](*groups, **self.constants)
+            self.run(*grid, stream, *(None,) * 5, *arguments)
 
         return start
+
+    def run(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        arguments = rest[5:]  # after the function, its metadata and what is for hooks
+        given = arguments[: len(self.groups)]
+        names = self.kernel.arg_names[len(self.groups) :]
+        assert list(arguments[len(self.groups) :]) == [self.constants[name] for name in names]
+        groups = [self._filled(*pair) for pair in zip(self.groups, given, strict=True)]
+        self.kernel[x, y, z](*groups, **self.constants)
 
     def _filled(self, group: Any, given: Any) -> Any:
         """A group of arguments with tensors in place of addresses."""
@@ -279,9 +340,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def launched(self: Any, kernel: Any, *rest: Any, **options: Any) -> None:
         launch(self, Compiler(kernel), *rest, **options)
 
-    def run_in_order(self: Any, values: list[Any], tensors: list[Any]) -> None:
+    def run_in_order(self: Any, arguments: list[Any], tensors: list[Any]) -> None:
         for _, step in self._steps:
-            step(values, tensors, 0)
+            step(arguments, tensors, 0)
 
     monkeypatch.setattr(plan.Plan, "__init__", started)
     monkeypatch.setattr(plan.Plan, "launch", launched)

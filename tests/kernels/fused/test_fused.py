@@ -94,6 +94,18 @@ def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("n", [20, 70])  # by the short kernels and by the others
+def test_dropout_does_not_round_the_weight_of_the_key_that_a_row_looks_at(n: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.ones(1, 1, 5, 16), torch.zeros(1, 1, n, 16), torch.randn(1, 1, n, 16)
+    k[:, :, 3] = 100.0  # the softmax is 1 here, and 0 elsewhere
+    out = attend(q.half(), k.half(), v.half(), dropout=0.25, q_start=0, backend="fused")
+    kept = out.any(dim=-1)
+    assert kept.any()
+    wanted = (v[:, :, 3:4].half().double() / 0.75).half().expand_as(out)
+    torch.testing.assert_close(out[kept], wanted[kept], rtol=0, atol=0)
+
+
 def test_dropout_repeats_its_mask_in_backward_and_for_the_table() -> None:
     n, p = 24, 0.4
     q, k = torch.randn(2, 1, 2, n, 16).unbind()

@@ -119,9 +119,13 @@ class LMConfig(ExperimentConfig):
         require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}.")
         self._check_rates()
         require(
-            (self.data is not None) == (self.task == "text"),
-            "the task 'text' needs a text as data, and no other task takes one: "
-            f"got task {self.task!r} and data {self.data!r}.",
+            self.task != "text" or self.data is not None,
+            "there is no text to train on: give data (--data), a text file, hub:NAME or a "
+            "tokenized corpus, or a task that makes its own (--task copy).",
+        )
+        require(
+            self.task == "text" or self.data is None,
+            f"the task {self.task!r} makes its own data: leave out {self.data!r}, or the task.",
         )
         require(
             self.task == "text" or self.objective == "causal",

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,9 +79,12 @@ class Launch(NamedTuple):
     side: bool  # on a second stream, beside the launches that follow
 
 
-# step(values, tensors, handle of a stream). `values` holds what kernels get for each slot (on a GPU
-# an address) and, from the end backwards, the constants of the plan.
+# step(arguments, tensors, handle of a stream). `arguments` holds what kernels get: constants and
+# groups of the plan, in the order in which its launches named them.
 Step = Callable[[list[Any], list[Any], int], None]
+# What a run puts in one place of `arguments`, from what kernels get for each slot (on a GPU an
+# address): a group of arguments with a slot in it.
+Getter = Callable[[list[Any]], Any]
 
 
 class Plan:
@@ -92,9 +95,11 @@ class Plan:
         self.launches: list[Launch] = []
         self._on_gpu = device.type == "cuda"  # else kernels get tensors, in Triton's interpreter
         self._n_given = n_given
-        self._rooms: list[Room | None] = []  # memory of each made slot; None if a step allocates it
+        self._rooms: list[Room] = []  # memory of each made slot
         self._steps: list[tuple[str, Step]] = []  # (stream, step)
-        self._constants: list[object] = []
+        self._sided = False  # whether a step is on the second stream
+        self._arguments: list[object] = []  # constants of the plan; None in the place of a getter
+        self._getters: dict[object, tuple[int, Getter]] = {}  # by group: its place, and the getter
         self._as_tensor = set[int]()  # slots that are returned or given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
         self._workspace = 0  # bytes for all slots that only kernels use
@@ -121,14 +126,15 @@ class Plan:
         shape = tuple(shape)
         if x.shape == shape:
             return x
-        slot = Slot(self._n_given + len(self._rooms), shape, _packed(shape), x.dtype)
-        self._rooms.append(None)
-        self._as_tensor.add(x.index)
-        source, target, on_gpu = x.index, slot.index, self._on_gpu
+        slot = self._new(Room(shape, _packed(shape), x.dtype, zeros=False))
+        self._as_tensor.update((x.index, slot.index))
+        source, target = x.index, slot.index
+        more = x.ndim - len(shape)  # axes of x before those of `shape`
+        whole = (1,) * more + shape
+        axes = [axis for axis in range(x.ndim) if axis < more or whole[axis] != x.shape[axis]]
 
-        def step(values: list[Any], tensors: list[Any], handle: int) -> None:
-            made = tensors[source].sum_to_size(shape)
-            tensors[target], values[target] = made, made.data_ptr() if on_gpu else made
+        def step(arguments: list[Any], tensors: list[Any], handle: int) -> None:
+            torch.sum(tensors[source], axes, keepdim=True, out=tensors[target].view(whole))
 
         self._steps.append(("joined", step))
         return slot
@@ -151,26 +157,27 @@ class Plan:
         the launches that follow, and the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
+        self._sided = self._sided or side
         options = {"num_warps": warps, "num_stages": stages}
         if registers is not None:
             options["maxnreg"] = registers
         self.launches.append(
             Launch(kernel.fn.__name__, tuple(grid), warps, stages, constants, side)
         )
-        arguments = [self._argument(group) for group in groups]
+        places = [self._place(group) for group in groups]
         if not self._on_gpu:
 
-            def interpreted(values: list[Any], tensors: list[Any], handle: int) -> None:
-                kernel[whole](*[get(values) for get in arguments], **constants, **options)
+            def interpreted(arguments: list[Any], tensors: list[Any], handle: int) -> None:
+                kernel[whole](*[arguments[i] for i in places], **constants, **options)
 
             self._steps.append((stream, interpreted))
             return
-        compiled = kernel.warmup(*groups, grid=whole, **constants, **options)
-        start = compiled[whole]
+        start = _starter(kernel.warmup(*groups, grid=whole, **constants, **options), whole)
         rest = [constants[name] for name in kernel.arg_names[len(groups) :]]
+        pick = itemgetter(*places, *[self._constant(x) for x in rest])
 
-        def started(values: list[Any], tensors: list[Any], handle: int) -> None:
-            start(*[get(values) for get in arguments], *rest, stream=handle)
+        def started(arguments: list[Any], tensors: list[Any], handle: int) -> None:
+            start(handle, pick(arguments))
 
         self._steps.append((stream, started))
 
@@ -179,7 +186,7 @@ class Plan:
         self.results = results
         self._as_tensor.update(x.index for x in results if x is not None)
         for index, room in enumerate(self._rooms, self._n_given):
-            if room is None or index in self._as_tensor or not self._on_gpu:
+            if index in self._as_tensor or not self._on_gpu:
                 self._offsets.append(-1)
             else:
                 self._offsets.append(self._workspace)
@@ -201,27 +208,32 @@ class Plan:
         if self._workspace:
             held = torch.empty(self._workspace, dtype=torch.uint8, device=device)
             workspace = held.data_ptr()
-        for room, offset in zip(self._rooms, self._offsets, strict=True):
+        for (shape, strides, dtype, zeros), offset in zip(self._rooms, self._offsets, strict=True):
             if offset >= 0:
                 tensors.append(None)
                 values.append(workspace + offset)
                 continue
-            x = None
-            if room is not None:
-                x = torch.empty_strided(room.shape, room.strides, dtype=room.dtype, device=device)
-                if room.zeros:
-                    x.zero_()
+            x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            if zeros:
+                x.zero_()
             tensors.append(x)
-            values.append(x.data_ptr() if on_gpu and x is not None else x)
-        values += self._constants
+            values.append(x.data_ptr() if on_gpu else x)
+        arguments = self._arguments.copy()
+        for place, get in self._getters.values():
+            arguments[place] = get(values)
         if not on_gpu:
             for _, step in self._steps:
-                step(values, tensors, 0)
+                step(arguments, tensors, 0)
         else:
-            self._start(values, tensors)
+            self._start(arguments, tensors)
         return tuple([None if x is None else tensors[x.index] for x in self.results])
 
-    def _start(self, values: list[Any], tensors: list[Any]) -> None:
+    def _start(self, arguments: list[Any], tensors: list[Any]) -> None:
+        if not self._sided:
+            handle = torch._C._cuda_getCurrentRawStream(self.device.index)
+            for _, step in self._steps:
+                step(arguments, tensors, handle)
+            return
         main, side = torch.cuda.current_stream(), None
         handle = main.cuda_stream
         for stream, step in self._steps:
@@ -229,11 +241,11 @@ class Plan:
                 if side is None:
                     side = second_stream(self.device)
                     side.wait_stream(main)
-                step(values, tensors, side.cuda_stream)
+                step(arguments, tensors, side.cuda_stream)
                 continue
             if stream == "joined" and side is not None:
                 main.wait_stream(side)
-            step(values, tensors, handle)
+            step(arguments, tensors, handle)
         if side is not None:  # memory is reused in the order of the main stream, so it waits here
             main.wait_stream(side)
 
@@ -252,49 +264,70 @@ class Plan:
         self._rooms.append(room)
         return Slot(index, room.shape, room.strides, room.dtype)
 
-    def _argument(self, group: Any) -> Callable[[list[Any]], Any]:
-        """A function from the values of a run to one group of a kernel's arguments."""
-        if isinstance(group, tuple):
-            if any(isinstance(part, tuple) for part in group):
-                parts = [self._argument(part) for part in group]
-                kind = type(group)._make  # type: ignore[attr-defined]
-                return lambda values: kind([get(values) for get in parts])
-            pick = itemgetter(*[self._place(part) for part in group], -1)
-            if self._on_gpu:  # a compiled kernel takes any tuple
-                return lambda values: pick(values)[:-1]
-            made = type(group)._make  # type: ignore[attr-defined]
-            return lambda values: made(pick(values)[:-1])
-        return itemgetter(self._place(group))
+    def _place(self, group: Any) -> int:
+        """The place of one group of arguments, or of a single one, in the list that a run makes.
 
-    def _place(self, part: object) -> int:
-        """The index of a slot or of a constant among the values of a run."""
-        if isinstance(part, Slot):
-            return part.index
-        self._constants.insert(0, part)
-        return -len(self._constants)
+        A group that several kernels take is made once in a run, and one without slots never.
+        """
+        if not _has_slot(group):
+            return self._constant(group)
+        if group not in self._getters:
+            self._getters[group] = (len(self._arguments), self._getter(group))
+            self._arguments.append(None)
+        return self._getters[group][0]
+
+    def _constant(self, value: object) -> int:
+        self._arguments.append(value)
+        return len(self._arguments) - 1
+
+    def _getter(self, group: Any) -> Getter:
+        """A function from the values of a run to a group of a kernel's arguments."""
+        if isinstance(group, Slot):
+            return itemgetter(group.index)
+        parts = [(i, self._getter(part)) for i, part in enumerate(group) if _has_slot(part)]
+        made_of = tuple if self._on_gpu else type(group)._make  # a compiled kernel takes any tuple
+
+        def get(values: list[Any]) -> Any:
+            filled = list(group)
+            for i, part in parts:
+                filled[i] = part(values)
+            return made_of(filled)
+
+        return get
+
+
+Found = TypeVar("Found")
 
 
 class Plans:
-    """The plans made so far, by signature. Beyond a maximum the oldest is dropped."""
+    """What was made for each signature so far. Beyond a maximum the oldest is dropped."""
 
     def __init__(self, most: int = MOST_PLANS) -> None:
         self.most = most
-        self._kept: dict[Hashable, Plan] = {}
+        self._kept: dict[Hashable, Any] = {}
         self._lock = threading.Lock()  # autograd runs backward in threads of its own
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, signature: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan with this signature, which is made on first use."""
-        plan = self._kept.get(signature)
-        if plan is None:
-            plan = make()
-            with self._lock:
-                if len(self._kept) >= self.most:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[signature] = plan
-        return plan
+    def get(self, signature: Hashable) -> Any:
+        """What was made for this signature, or None."""
+        return self._kept.get(signature)
+
+    def keep(self, signature: Hashable, made: Any) -> None:
+        """Return this for the signature from now on."""
+        with self._lock:
+            if len(self._kept) >= self.most:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[signature] = made
+
+    def find(self, signature: Hashable, make: Callable[[], Found]) -> Found:
+        """What belongs to this signature, which is made on first use."""
+        found: Found | None = self._kept.get(signature)
+        if found is None:
+            found = make()
+            self.keep(signature, found)
+        return found
 
     def forget(self) -> None:
         """Drop all plans, as is needed when tile sizes change."""
@@ -340,6 +373,34 @@ def _packed(shape: Sequence[int]) -> tuple[int, ...]:
 def second_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream for launches that run beside those of the current stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _has_slot(group: object) -> bool:
+    """Whether a group of arguments, or a single one, differs between the runs of a plan."""
+    if isinstance(group, tuple):
+        return any(_has_slot(part) for part in group)
+    return isinstance(group, Slot)
+
+
+def _starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, tuple[Any, ...]], None]:
+    """start(handle of a stream, arguments), for a kernel that Triton has compiled.
+
+    compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
+    Without that a launch takes the host half of the time (docs/LOG.md).
+    """
+    import triton  # a Linux package; there is no compiled kernel without it
+
+    public = compiled[grid]  # which also loads the kernel
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    runtime, (x, y, z) = triton.knobs.runtime, grid
+
+    def start(handle: int, arguments: tuple[Any, ...]) -> None:
+        if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            public(*arguments, stream=handle)
+        else:
+            run(x, y, z, handle, function, metadata, None, None, None, *arguments)
+
+    return start
 
 
 def _tile(constants: dict[str, object]) -> str:

@@ -116,13 +116,16 @@ def forward_kernel(
                 state, queries, k_head, v_head, head, mass, rows, keys, sizes, KIND, TILE, REGION
             )
     safe = tl.where(state.total == 0.0, 1.0, state.total)
-    out = state.acc / safe[:, None]
+    shares = safe
+    if KIND.DROPOUT:
+        shares = safe * (1.0 - sizes.dropout)
+    out = state.acc / shares[:, None]
     # +inf for a row that saw no key, so that exp2(logit - lse) is 0 in backward.
     lse = tl.where(state.total == 0.0, float("inf"), state.top + tl.log2(safe))
     if KIND.VALUES:
         of_head = table.ptr + h * table.stride_h
-        left_mass = state.left_mass / safe
-        right_mass = state.right_mass / safe
+        left_mass = state.left_mass / shares
+        right_mass = state.right_mass / shares
         out = with_table(out, mass, of_head, lse, left_mass, right_mass, rows, keys, sizes, KIND)
     tl.store(result.lse + bh * sizes.n_q + row, lse, mask=there)
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
@@ -210,7 +213,10 @@ def attended(
         total = total * shrink + weight
         top = higher
         if KIND.DROPOUT:
-            weights = weights * dropout_factor(head.seed, row, col, sizes.dropout)
+            # The factor 1 / (1 - dropout) comes after the last key: here the highest weight of a
+            # row is 1, which half precision holds exactly, and that factor it does not.
+            kept = dropout_factor(head.seed, row, col, sizes.dropout) > 0.0
+            weights = tl.where(kept, weights, 0.0)
             if KIND.VALUES and REGION != 1:
                 weight = tl.sum(weights, 1)
         if KIND.VALUES:

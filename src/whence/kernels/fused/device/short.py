@@ -172,7 +172,8 @@ def forward_block(
     weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
         seed = tl.load(operands.seed) + (b * sizes.n_heads + h)
-        weights = weights * dropout_factor(seed, r, c, sizes.dropout)
+        weights = tl.where(dropout_factor(seed, r, c, sizes.dropout) > 0.0, weights, 0.0)
+        total = total * (1.0 - sizes.dropout)  # see `attended` in forward.py
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     rows = rows / total[:, None]
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
