@@ -29,6 +29,7 @@ from tables import (
     minilm,
     model_cost,
     shaw_algorithms,
+    translation,
 )
 from tables.results_folder import ResultsFolder
 
@@ -66,6 +67,13 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         glue.glue_dropped,
         glue.glue_won_back,
         glue.glue_setting,
+        translation.translation_bleu,
+        translation.translation_sure,
+        translation.translation_clip,
+        translation.translation_parts,
+        translation.translation_lengths,
+        translation.translation_rates,
+        translation.translation_setting,
         glue.glue_search,
         glue.glue_chances,
         glue.glue_slides,

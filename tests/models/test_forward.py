@@ -1,5 +1,6 @@
 """Native models, pass by pass: padding, packing, shared layers, checkpoints, losses, compiling."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -399,3 +400,45 @@ def test_a_window_of_a_model_that_is_not_causal_reaches_as_far_ahead() -> None:
     other[0, 4] = (other[0, 4] + 1) % VOCAB
     moved = (model(ids).logits - model(other).logits)[0].abs().amax(dim=-1) > 0
     assert moved.nonzero()[:, 0].tolist() == [2, 3, 4, 5, 6]
+
+
+def test_scaled_embeddings_are_those_of_a_table_that_is_larger() -> None:
+    """The output layer, which shares the table, is not scaled; configs without the option are."""
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    scaled, plain = (
+        WhenceForConditionalGeneration(
+            WhenceSeq2SeqConfig(
+                position="sinusoidal", scale_embeddings=on, tie_word_embeddings=False, **sizes
+            )
+        ).eval()
+        for on in (True, False)
+    )
+    table = "model.encoder.embed_tokens.weight"
+    assert 0.2 < float(scaled.state_dict()[table].std()) < 0.3  # 16^-0.5
+    plain.load_state_dict(scaled.state_dict() | {table: 4 * scaled.state_dict()[table]})
+    ids = torch.randint(30, (2, 5), generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
+    torch.testing.assert_close(scaled(**given).logits, plain(**given).logits)
+    inner = scaled.model.encoder.embed_tokens(ids)
+    embeds = {"inputs_embeds": inner, "decoder_inputs_embeds": inner.flip(1)}
+    torch.testing.assert_close(scaled(**embeds).logits, scaled(**given).logits)
+    old = plain.config.to_dict()
+    del old["scale_embeddings"], old["decoder_position"]
+    assert not WhenceSeq2SeqConfig.from_dict(old).scale_embeddings
+
+
+def test_a_decoder_may_have_a_position_of_its_own(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = WhenceSeq2SeqConfig(position="shaw:clip=2", decoder_position="t5", **sizes)
+    model = WhenceForConditionalGeneration(config).eval()
+    names = [name for name in model.state_dict() if "position" in name]
+    assert [name for name in names if "decoder" in name] == [
+        "model.decoder.position.shared.t5.raw_table"
+    ]
+    assert all("shaw" in name for name in names if "encoder" in name)
+    ids = torch.randint(2, 30, (2, 6), generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(tmp_path)
+    again = WhenceForConditionalGeneration.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(ids, labels=ids).logits, model(ids, labels=ids).logits)
+    with pytest.raises(ValueError, match="decoder_position must be a text"):
+        WhenceSeq2SeqConfig(decoder_position=3, **sizes)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hostile_results import fine_tuned, inspected, trained
+from hostile_results import fine_tuned, inspected, trained, translated
 from whence.analysis.glue_results import Glue
 from whence.analysis.json_result import Array, Result
 from whence.cli.root import app
@@ -23,6 +23,7 @@ from whence.report.folder import _drawings, read_folder
 from whence.report.glue_report import GLUE_REPORT
 from whence.report.lm_report import LM_REPORT
 from whence.report.page import make_page
+from whence.report.translation_report import TRANSLATION_REPORT
 
 WRONG: tuple[Any, ...] = (
     *(
@@ -81,7 +82,8 @@ def damaged(data: Any, rng: random.Random) -> Any:
 
 def drawn(folder: Path, *, figures: bool) -> None:
     """All that `whence report` makes of a folder, without writing."""
-    experiment = next((one for one in (LM_REPORT, GLUE_REPORT) if one.is_in(folder)), None)
+    reports = (LM_REPORT, GLUE_REPORT, TRANSLATION_REPORT)
+    experiment = next((one for one in reports if one.is_in(folder)), None)
     if experiment is not None:
         results = experiment.read(folder)
         experiment.page(results)
@@ -104,7 +106,7 @@ def files() -> dict[str, dict[str, Any]]:
 
 
 FILES = files()
-SWEEPS = {"lm.json": trained(), "glue.json": fine_tuned()}
+SWEEPS = {"lm.json": trained(), "glue.json": fine_tuned(), "translation.json": translated()}
 
 
 def attempt(seed: int, folder: Path, *, figures: bool) -> str | None:

@@ -11,6 +11,12 @@ from whence.analysis.criteria import CriteriaReport, Criterion, MethodCriteria
 from whence.analysis.glue_results import Glue, GlueJob, SplitScores
 from whence.analysis.lm_results import SCRATCH, SLIDING, LagView, Language, LengthLoss, Trace
 from whence.analysis.results import Inspection, Toeplitzness
+from whence.analysis.translation_results import (
+    Difference,
+    TestScores,
+    Translation,
+    TranslationJob,
+)
 
 
 def inspected() -> tuple[list[Inspection], Comparison, CriteriaReport]:
@@ -67,3 +73,46 @@ def fine_tuned() -> Glue:
     jobs[-1] = dataclasses.replace(jobs[-1], score=None, scores=(), stopped="a reason")
     config = {"model": "a/bert", "position": "tisa", "tasks": ["rte", "stsb"], "forms": ["a", "b"]}
     return Glue(config | {"kernels": [0, 1]}, {"tasks": {}}, {"gpu": "one"}, tuple(jobs))
+
+
+def translated() -> Translation:
+    """Three positions, two seeds, one test text as it is and joined; one job ended early."""
+    steps, none = np.arange(2, dtype=np.float32), np.zeros((0, 10), np.float32)
+
+    def scores(bleu: float) -> tuple[TestScores, ...]:
+        return tuple(
+            TestScores(
+                "t", joined, 9.0 * joined, bleu / joined, 50.0, 1.0, ("b", "c"), none, ("x",)
+            )
+            for joined in (1, 2)
+        )
+
+    jobs = [
+        TranslationJob(
+            position=position,
+            seed=seed,
+            learning_rate=0.001,
+            fingerprint="f",
+            stopped="",
+            scores=scores(30.0 + seed),
+            valid_loss=2.0,
+            steps=steps,
+            train_loss=steps,
+            steps_a_second=9.0,
+            side_by_side=2,
+            peak_bytes=10,
+            seconds=1.0,
+            parameters=100,
+            positional=6,
+        )
+        for position in ("sinusoidal", "shaw:clip=16", "shaw:clip=16,values=false")
+        for seed in (0, 1)
+    ]
+    jobs[-1] = dataclasses.replace(jobs[-1], valid_loss=None, scores=(), stopped="a reason")
+    differences = (Difference("shaw:clip=16", "t", 1, 1.0, 0.5, 1.5, 0.01, 2),)
+    positions = list(dict.fromkeys(job.position for job in jobs))
+    config = {"source": "en", "target": "de", "positions": positions, "tests": ["t"]}
+    data = {"longest_row": 12}
+    return Translation(
+        config | {"test_joined": [2]}, data, {"gpu": "one"}, tuple(jobs), differences
+    )

@@ -21,7 +21,9 @@ from whence.analysis.results import (
     LagProfile,
     TableReport,
 )
+from whence.analysis.translation_results import TestScores, Translation, TranslationJob
 from whence.checks import require
+from whence.methods.registry import named
 
 LARGEST = 2**53  # whole numbers beyond it are none as floats
 # The axes of each array. Within one result a letter is one size; "?" says that it may be empty.
@@ -34,6 +36,8 @@ AXES: dict[type, dict[str, str]] = {
     LengthLoss: {"position": "p?", "by_position": "p?"},
     GlueJob: {"steps": "t?", "train_loss": "t?"},
     SplitScores: {"predictions": "r?"},
+    TranslationJob: {"steps": "t?", "train_loss": "t?"},
+    TestScores: {"statistics": "r? ten?"},
     Job: {"steps": "t?", "train_loss": "t?", "gram_before": "n n", "gram_after": "n n"},
 }
 NUMBERS = ("train_length", "n_layers", "n_heads", "d_model", "steps", "batch")
@@ -170,9 +174,37 @@ def _glue(part: Glue) -> None:
         require(isinstance(value, str), f"config.{key} must be a word, got {value!r}.")
 
 
+def _translation(part: Translation) -> None:
+    lists: dict[str, Callable[[Any], bool]] = {
+        "positions": lambda x: isinstance(x, str) and x != "",
+        "tests": lambda x: isinstance(x, str),
+        "test_joined": lambda x: isinstance(x, int) and 1 < x <= LARGEST,
+    }
+    for key, is_valid in lists.items():
+        value: Any = part.config.get(key)
+        require(
+            isinstance(value, (list, tuple)) and all(map(is_valid, value)),
+            f"config.{key} must be a list as whence translate writes it, got {value!r}.",
+        )
+        require(len(set(value)) == len(value), f"config.{key} names one of them twice: {value!r}.")
+    for key in ("source", "target"):
+        value = part.config.get(key)
+        require(isinstance(value, str), f"config.{key} must be a word, got {value!r}.")
+    require(len(part.config["positions"]) > 0, "config.positions is empty.")
+    for position in part.config["positions"]:
+        for method in position.split("/"):
+            named(method)
+    longest: Any = part.data.get("longest_row")
+    require(
+        isinstance(longest, int) and 0 < longest <= LARGEST,
+        f"data.longest_row must be a whole number above 0, got {longest!r}.",
+    )
+
+
 RULES: dict[type, Callable[[Any], None]] = {
     Fit: _fit,
     CriteriaReport: _criteria,
     Language: _language,
     Glue: _glue,
+    Translation: _translation,
 }

@@ -2,10 +2,13 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from whence.analysis.translation_results import Translation
 from whence.report.panels import panels
-from whence.report.style import BLUE, FAINT, plain, series, title
+from whence.report.style import BLUE, FAINT, number, plain, series, title
+
+MOST = 9  # lines that can be told apart
 
 
 def draw_bleu(results: Translation) -> Figure:
@@ -45,7 +48,7 @@ def draw_lengths(results: Translation) -> Figure:
         detail=f"Sentences of {test} joined; the dotted line is the longest row of training, "
         f"{longest} tokens.",
     )
-    for (color, marker, dash), position in zip(series(), results.positions, strict=False):
+    for (color, marker, dash), position in zip(series(), results.positions[:MOST], strict=False):
         cells = {n: results.cell(position, test, n) for n in results.joined}
         points = [
             (results.source_tokens(test, n), cell.mean)
@@ -76,14 +79,16 @@ def draw_curves(results: Translation) -> Figure:
         columns=1,
         size=(5.4, 3.4),
         heading="Training loss",
-        detail="Nats a token with label smoothing, the first seed.",
+        detail=f"Nats a token with label smoothing; the first seed, {MOST} positions at most.",
     )
-    for (color, _, dash), position in zip(series(), results.positions, strict=False):
+    for (color, _, dash), position in zip(series(), results.positions[:MOST], strict=False):
         job = results.chosen(position)[0]
         axes.plot(
             job.steps, job.train_loss, color=color, linestyle=dash, linewidth=1.2, label=position
         )
-    axes.set(xlabel="steps", ylabel="loss")
+    axes.set(xlabel="steps", ylabel="loss", yscale="log")
+    axes.yaxis.set_major_formatter(FuncFormatter(number))
+    axes.yaxis.set_minor_formatter(FuncFormatter(number))
     axes.legend(fontsize=6.5, frameon=False, ncols=2)
     plain(axes)
     return figure

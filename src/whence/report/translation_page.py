@@ -20,7 +20,7 @@ def make_translation_page(results: Translation) -> str:
 
 def _tables(results: Translation) -> Section:
     values = {"tables": list(tables(results)), "reasons": reasons(results)}
-    return Section("tables", "BLEU", "glue/tables.html", values)
+    return Section("tables", "BLEU", "translation/tables.html", values)
 
 
 def _examples(results: Translation) -> Section | None:

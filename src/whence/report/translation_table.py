@@ -31,6 +31,8 @@ def tables(results: Translation) -> Iterator[TextTable]:
         yield _placed(results)
     if len(results.joined) > 1:
         yield _lengths(results)
+        if results.differences:
+            yield _lengths_certainty(results)
     if any(len(_rates(results, position)) > 1 for position in results.positions):
         yield _tried(results)
 
@@ -241,6 +243,29 @@ def _lengths(results: Translation) -> TextTable:
     )
 
 
+def _lengths_certainty(results: Translation) -> TextTable:
+    test, first = results.tests[0], results.config["positions"][0]
+    rows, bold = [], set()
+    positions = [x for x in results.positions if x != first]
+    for place, position in enumerate(positions):
+        cells = []
+        for column, joined in enumerate(results.joined, 1):
+            found = results.difference(position, test, joined)
+            if found is not None and found.p < SURE:
+                bold.add((place, column))
+            cells.append(_difference(found, p=False))
+        rows.append((position, *cells))
+    return TextTable(
+        f"{_pair(results)}: {test}, several sentences in a row, less {first}",
+        ("position", *map(str, results.joined)),
+        tuple(rows),
+        frozenset(bold),
+        "BLEU less the baseline's with the 95% interval of the paired bootstrap over rows (bold: p "
+        f"below {SURE}).",
+        code=True,
+    )
+
+
 def _tried(results: Translation) -> TextTable:
     rates = sorted({job.learning_rate for job in results.jobs})
     rows, bold = [], set()
@@ -314,10 +339,11 @@ def _known(number: float | None, form: str = ".1f") -> str:
     return NONE if number is None else format(number, form)
 
 
-def _difference(found: Difference | None) -> str:
+def _difference(found: Difference | None, *, p: bool = True) -> str:
     if found is None:
         return NONE
-    return minus(f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}] p = {found.p:.2g}")
+    chance = f" p = {found.p:.2g}" if p else ""
+    return minus(f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]{chance}")
 
 
 def _parameters(results: Translation) -> str:

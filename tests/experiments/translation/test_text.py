@@ -66,19 +66,20 @@ def test_texts_go_to_tokens_and_back() -> None:
     assert first[:-1] + bpe.encode(["zwei"])[0] == together  # so tokens can be joined
 
 
-def test_batches_hold_every_row_once_a_pass_in_an_order_of_the_seed() -> None:
+def test_batches_hold_a_row_once_a_pass_in_an_order_of_the_seed() -> None:
     draw = np.random.default_rng(0)
-    source = [[*draw.integers(2, 90, n), END_ID] for n in draw.integers(1, 40, 200)]
-    target = [[*draw.integers(2, 90, n), END_ID] for n in draw.integers(1, 40, 200)]
-    options = {"tokens": 200, "n": 500}
+    source = [[*draw.integers(2, 90, n).tolist(), END_ID] for n in draw.integers(1, 60, 300)]
+    target = [[*draw.integers(2, 90, n).tolist(), END_ID] for n in draw.integers(1, 60, 300)]
+    options = {"tokens": 500, "n": 500}
     made = TokenBatches(rows_of(source), rows_of(target), seed=1, **options)
-    seen, partial = [], 0
-    for number in range(made.a_pass):
+    passes, shapes = [], set()
+    for number in range(3 * made.a_pass):
         one = made[number]
-        width = one["input_ids"].shape[1]
+        if number % made.a_pass == 0:
+            passes.append([])
         assert one["labels"].shape == one["input_ids"].shape
-        assert one["input_ids"].numel() <= 200
-        partial += one["input_ids"].numel() + width <= 200
+        assert one["input_ids"].numel() <= 500
+        shapes.add(tuple(one["input_ids"].shape))
         start = torch.full_like(one["labels"][:, :1], PAD_ID)
         before = torch.cat([start, one["labels"][:, :-1]], dim=1)
         known = before != IGNORED
@@ -86,15 +87,22 @@ def test_batches_hold_every_row_once_a_pass_in_an_order_of_the_seed() -> None:
         for ids, mask, labels in zip(
             one["input_ids"], one["attention_mask"], one["labels"], strict=True
         ):
-            seen.append((ids[mask == 1].tolist(), labels[labels != IGNORED].tolist()))
-    assert sorted(seen) == sorted(zip(source, target, strict=True))
-    assert partial <= 1
+            passes[-1].append((ids[mask == 1].tolist(), labels[labels != IGNORED].tolist()))
+    pairs = sorted(zip(source, target, strict=True))
+    for found in passes:
+        assert len(pairs) - 7 < len(found) <= len(pairs)  # a batch of the widest has 7 rows
+        assert all(pair in pairs for pair in found)
+        assert len({str(pair) for pair in found}) == len(found)
+    assert sorted({str(pair) for found in passes for pair in found}) == sorted(map(str, pairs))
+    assert shapes == {(16, 16), (16, 24), (15, 32), (10, 48), (7, 64)}
     again = TokenBatches(rows_of(source), rows_of(target), seed=1, **options)
     other = TokenBatches(rows_of(source), rows_of(target), seed=2, **options)
     place = made.a_pass + 3  # of the second pass, as a run that goes on asks for it
     torch.testing.assert_close(again[place], made[place])
     assert other[place]["input_ids"].tolist() != made[place]["input_ids"].tolist()
     assert made[3]["input_ids"].tolist() != made[place]["input_ids"].tolist()
+    few = TokenBatches(rows_of(source[:3]), rows_of(target[:3]), tokens=5000, seed=1, n=1)
+    assert len(few[0]["labels"]) == 3
 
 
 def test_joined_rows_keep_all_tokens_in_their_order_and_end_once() -> None:

@@ -1,7 +1,7 @@
 """A translation job: averaged weights, smoothed loss, going on after an end, and what it refuses."""
 
+import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from parallel_text import tiny_translation, write_parallel
+from processes import free_port, run_two
+from whence.analysis.translation_results import Translation
 from whence.experiments.progress import OutOfTimeError
 from whence.experiments.translation import job as jobs
 from whence.experiments.translation.averaging import WeightAverage
@@ -97,15 +99,42 @@ def test_every_token_of_a_step_counts_the_same_in_whichever_batch_it_stands(
     data: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"positions": ("nope",), "dropout": 0.0, "steps": 1, "average": 1}
-    losses = []
-    for tokens in (60 * 40, 200):
-        config = tiny_translation(data, tokens=tokens, **options)
-        found = prepared(config, tmp_path / str(tokens))
-        n = TokenBatches(found.source, found.target, tokens=tokens, seed=0, n=1).a_pass
-        config = replace(config, accumulate=n, keep_models=False)
-        losses.append(run_translation(config, tmp_path / f"{tokens}-all").jobs[0].train_loss)
-        assert (n == 1) == (tokens > 200)
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    config = tiny_translation(data, tokens=200, accumulate=3, keep_models=False, **options)
+    (found,) = run_translation(config, tmp_path / "out").jobs
+    text = prepared(config, tmp_path / "out")
+    model = new_model(config, "nope", seed=0, vocab_size=text.bpe.vocab_size)
+    batches = TokenBatches(text.source, text.target, tokens=200, seed=0, n=3)
+    total, tokens = 0.0, []
+    for one in (batches[place] for place in range(3)):
+        labels = one.pop("labels")
+        logits = model(**one, use_cache=False).logits.detach()
+        total += float(smoothed_loss(logits, labels, 0.1))
+        tokens.append(int((labels >= 0).sum()))
+    assert len(set(tokens)) > 1
+    np.testing.assert_allclose(found.train_loss, total / sum(tokens), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_numbers_of_one_with_two_batches_a_step(
+    data: Path, tmp_path: Path
+) -> None:
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("needs torch.distributed with gloo")
+    changes: dict[str, Any] = {"positions": ["shaw:clip=2"], "dropout": 0.0, "keep_models": False}
+    one = tiny_translation(data, accumulate=2, **changes)
+    (alone,) = run_translation(one, tmp_path / "one").jobs
+    fields = one.plain() | {"accumulate": 1}
+    lines = [f"{key} = {json.dumps(x)}" for key, x in fields.items() if x != {}]
+    (tmp_path / "two.toml").write_text("\n".join(lines), encoding="utf-8")
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    command = ("-m", "whence", "translate", "--config", "two.toml", "--out", "two")
+    ends = run_two(*command, folder=tmp_path, **meeting)
+    for end in ends:
+        assert end.returncode == 0, end.stderr[-3000:]
+    assert ends[1].stdout == ""  # the first one alone speaks
+    (both,) = Translation.load(tmp_path / "two" / "translation.json").jobs
+    np.testing.assert_allclose(both.train_loss, alone.train_loss, atol=1e-4)
+    np.testing.assert_allclose(both.valid_loss, alone.valid_loss, atol=1e-4)
 
 
 def test_positions_reach_encoder_and_decoder(data: Path) -> None:

@@ -15,8 +15,10 @@ from torch.utils.data import Dataset
 
 from whence.experiments.translation.bpe import PAD_ID
 
-MULTIPLE = 8  # a batch is padded to a multiple of it, as matrix units of GPUs like it
-WIDE = 64  # from here on a multiple of this one, to keep the number of shapes small
+# To what batches are padded; beyond the last to a multiple of it. Each shape costs a compilation of
+# some kernels, so there are few of them.
+WIDTHS = (16, 24, 32, 48, 64)
+MULTIPLE = 16  # of the rows of a batch, for the same reason
 IGNORED = -100  # the label of padding
 
 
@@ -59,8 +61,8 @@ def rows_of(sequences: Sequence[Sequence[int]]) -> Rows:
 
 def width_of(length: int) -> int:
     """To what a batch is padded whose longest row has this length."""
-    multiple = MULTIPLE if length <= WIDE else WIDE
-    return -(-length // multiple) * multiple
+    widest = WIDTHS[-1]
+    return next((w for w in WIDTHS if length <= w), -(-length // widest) * widest)
 
 
 class TokenBatches(Dataset[dict[str, Tensor]]):
@@ -68,7 +70,8 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
 
     A row belongs to the bucket of the longer of its two sides. In each pass over the rows every
     bucket is shuffled and cut into batches of at most `tokens` a side; rows that do not fill one
-    go to the next wider bucket, so that one batch alone is not full. The order is shuffled.
+    go to the next wider bucket. The few that are left over after the widest, others in each pass,
+    are left out of it, unless there is no batch else. The order of the batches is shuffled.
     """
 
     def __init__(self, source: Rows, target: Rows, *, tokens: int, seed: int, n: int) -> None:
@@ -76,7 +79,7 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
         longest = torch.maximum(source.lengths, target.lengths).cpu().numpy()
         widths = np.asarray([width_of(int(x)) for x in range(int(longest.max()) + 1)])[longest]
         self.buckets = {int(w): np.flatnonzero(widths == w) for w in np.unique(widths)}
-        self.sizes = {width: max(tokens // width, 1) for width in self.buckets}
+        self.sizes = {width: _rows(tokens // width) for width in self.buckets}
         self.a_pass = len(self._shuffled(0))
         self._pass: tuple[int, list[tuple[int, Tensor]]] = (-1, [])
 
@@ -98,12 +101,17 @@ class TokenBatches(Dataset[dict[str, Tensor]]):
         for width, rows in self.buckets.items():
             mixed = np.concatenate([left, draw.permutation(rows)])
             full = len(mixed) - len(mixed) % self.sizes[width]
-            parts = torch.from_numpy(mixed[:full]).to(device).split(self.sizes[width])
-            found += [(width, part) for part in parts if len(part)]
+            if full:
+                batches = torch.from_numpy(mixed[:full]).to(device)
+                found += [(width, x) for x in batches.view(-1, self.sizes[width])]
             left = mixed[full:]
-        if len(left):
+        if not found:
             found.append((max(self.buckets), torch.from_numpy(left).to(device)))
         return [found[i] for i in draw.permutation(len(found))]
+
+
+def _rows(most: int) -> int:
+    return most // MULTIPLE * MULTIPLE if most > MULTIPLE else max(most, 1)
 
 
 def batch(source: Rows, target: Rows, rows: Int[Tensor, " b"], width: int) -> dict[str, Tensor]:

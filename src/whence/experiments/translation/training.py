@@ -33,7 +33,8 @@ class TranslationTrainer(PositionTrainer):
         **options: Any,
     ) -> None:
         def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-            return smoothed_loss(outputs["logits"], labels, smoothing) / num_items_in_batch
+            mean: Tensor = smoothed_loss(outputs["logits"], labels, smoothing) / num_items_in_batch
+            return mean
 
         # The average comes first: its file is a part of the checkpoint that the others mark.
         super().__init__(
