@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 import whence
 from explore import BARS, measured
@@ -79,13 +79,18 @@ class Look:
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.address, self.width = address, width
         self.page.goto(address)
         self.page.wait_for_selector("#plots svg")
         self.page.wait_for_selector(AMPLITUDE)
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        # Gradio may hand a slider the tick of the box that replaces it, of which Chromium warns.
+        if message.type != "warning" or "cannot be parsed" not in message.text:
+            self.said.append(message.text)
 
     def tab(self, name: str) -> None:
         self.page.get_by_role("tab", name=name).click()

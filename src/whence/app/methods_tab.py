@@ -81,7 +81,7 @@ class MethodsTab(Tab):
     def show_options(self, form: dict[str, Any]) -> None:
         """A control for each option of the method."""
         for control in form["controls"]:
-            component = _component(control)
+            component = _component(control, form["name"])
             event = component.change if control["kind"] == "text" else component.input
             event(
                 partial(self.set_option, control["key"], control["kind"]),
@@ -95,7 +95,7 @@ class MethodsTab(Tab):
         heading = "Numbers of the head shown" if numbers["controls"] else numbers["why"]
         with gr.Accordion(heading, open=True, elem_id="numbers"):
             for control in numbers["controls"]:
-                component = _component(control)
+                component = _component(control, "")
                 component.input(
                     partial(self.move, control["key"]),
                     [component, self.view],
@@ -160,12 +160,17 @@ def _value(kind: str, value: Any) -> Any:
     return float(f"{10.0**value:.3g}") if kind == "power" else value
 
 
-def _component(control: dict[str, Any]) -> Any:
-    """What Gradio has for a control (`whence.app.methods_view.Control`)."""
+def _component(control: dict[str, Any], method: str) -> Any:
+    """What Gradio has for a control (`whence.app.methods_view.Control`).
+
+    With a key of its own it does not take over what another method had at its place.
+    """
     value = control["value"]
     look = {
         "label": control["label"],
         "elem_id": f"control-{control['key']}",
+        "key": f"{method} {control['key']}",
+        "preserved_by_key": [],
         "interactive": True,  # Gradio would make what a render makes for reading alone
     }
     if control["kind"] == "tick":
