@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -26,10 +26,11 @@ def run(path: Path, folder: Path) -> str:
     """What became of one notebook, run in this folder; an error of a cell is raised."""
     start = time.perf_counter()
     notebook = nbformat.read(path, as_version=4)
-    kernel = AsyncKernelManager(
+    kernel = KernelManager(
         kernel_name="python3",
         transport="ipc",  # sockets in the folder of this file, and no open port
         connection_file=str(folder / "kernel.json"),
+        client_class="jupyter_client.asynchronous.AsyncKernelClient",
     )
     where = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, km=kernel, timeout=LONGEST, resources=where)
@@ -39,6 +40,8 @@ def run(path: Path, folder: Path) -> str:
         if error.ename != "SystemExit":
             raise
         return f"skipped. {error.evalue}"
+    finally:
+        kernel.shutdown_kernel(now=True)
     return f"ran in {time.perf_counter() - start:.0f} s"
 
 

@@ -34,6 +34,8 @@ def _section(stored: ResultsFolder, folder: str, device: str) -> str:
         for r in records
         if r["skipped"] is not None
     )
+    if results["stopped"] is not None:
+        parts.append(f"Empty cells were not measured: {results['stopped']}.\n\n")
     if reasons:
         parts += ["Left out:\n\n", *reasons, "\n"]
     parts.append(

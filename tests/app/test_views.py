@@ -16,8 +16,9 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from hostile_results import trained
+from hostile_results import fine_tuned, trained
 from own_method import own_module
+from whence.analysis.translation_results import TestScores, Translation, TranslationJob
 from whence.app import model_view, results_view
 from whence.app.cards import problem, table
 from whence.app.explorer import Explorer
@@ -185,6 +186,10 @@ def test_results_are_read_strictly_and_a_missing_folder_says_so(tmp_path: Path) 
     assert {"loss-by-length", "training", "methods"} <= found.keys()
     with pytest.raises(ValueError, match="jobs must be a list"):
         results_view.shown(tmp_path, "damaged.json")
+    data["config"]["train_length"] = "long"
+    (tmp_path / "damaged.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="train_length"):
+        results_view.shown(tmp_path, "damaged.json")
     assert "holds no object" in results_view.shown(tmp_path, "list.json")
     speed = results_view.shown(tmp_path, "speed.json")
     assert "&lt;i&gt;" in speed
@@ -193,6 +198,29 @@ def test_results_are_read_strictly_and_a_missing_folder_says_so(tmp_path: Path) 
     for name in ("../secret.json", "/etc/hostname", "gone.json", ""):
         with pytest.raises(ValueError, match=r"outside|no longer|no result"):
             results_view.shown(tmp_path, name)
+
+
+def test_results_of_glue_and_translation_are_tables_and_plots(tmp_path: Path) -> None:
+    fine_tuned().save(tmp_path / "glue.json")
+    translated().save(tmp_path / "translation.json")
+    glue = numbers(results_view.shown(tmp_path, "glue.json"))
+    assert any(name.startswith("glue-") for name in glue)
+    found = numbers(results_view.shown(tmp_path, "translation.json"))
+    assert found["bleu-test"]["rows"] == [["nope", 20.0, None], ["shaw:clip=4", 25.0, None]]
+    assert [row[:2] for row in found["training"]["rows"]] == [["nope", 1.0], ["shaw:clip=4", 1.0]]
+
+
+def translated() -> Translation:
+    """Two positions, one seed each."""
+    one = np.ones(1, np.float32)
+    jobs = []
+    for position, bleu in (("nope", 20.0), ("shaw:clip=4", 25.0)):
+        scores = TestScores("test", 1, 9.0, bleu, 50.0, 1.0, ("s",), np.zeros((0, 10)), ("a",))
+        job = (position, 0, 1e-3, "f", "", (scores,), 2.0, one, one, 5.0, 1, 100, 60.0, 1000, 10)
+        jobs.append(TranslationJob(*job))
+    config = {"positions": ["nope", "shaw:clip=4"], "tests": ["test"], "test_joined": []}
+    config |= {"source": "en", "target": "de"}
+    return Translation(config, {"longest_row": 10}, {}, tuple(jobs), ())
 
 
 def test_every_result_in_the_repository_is_shown() -> None:

@@ -38,8 +38,17 @@ def test_calls_of_one_kind_share_what_a_kernel_is_compiled_for() -> None:
 
 @pytest.mark.triton
 @pytest.mark.usefixtures("_split_as_before")
-@pytest.mark.parametrize("bias", ["gaussians", "buckets", "line"])
-@pytest.mark.parametrize("mode", ["short", "decode"])
+@pytest.mark.parametrize(
+    ("mode", "bias"),
+    [
+        ("short", "gaussians"),
+        ("short", "buckets"),
+        ("short", "line"),
+        ("decode", "gaussians"),
+        pytest.param("decode", "buckets", marks=pytest.mark.slow),
+        pytest.param("decode", "line", marks=pytest.mark.slow),
+    ],
+)
 def test_a_drawn_call_runs_in_the_kernels_as_by_the_definition(mode: str, bias: str) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")

@@ -160,6 +160,7 @@ def test_attaching_at_zero_leaves_minilms_embeddings_of_stsb_bit_for_bit():
 
 
 @real
+@pytest.mark.slow
 def test_minilm_with_fitted_kernels_beats_the_deleted_table_and_reads_beyond_it():
     """The small version of benchmarks/distill_minilm.py: one kernel, few rows, no tuning."""
     every = read_pairs(STSB)

@@ -61,7 +61,7 @@ def test_a_cell_that_fails_fails_the_run_and_one_that_stops_is_skipped(tmp_path:
         return subprocess.run(command, capture_output=True, text=True, timeout=150)
 
     good = run("runs", "stops")
-    assert good.returncode == 0, good.stderr
+    assert (good.returncode, good.stderr) == (0, "")  # a kernel that is left behind complains
     assert "runs.ipynb: ran in" in good.stdout
     assert "stops.ipynb: skipped. no model here" in good.stdout
     bad = run("fails", "runs")

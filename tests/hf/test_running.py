@@ -350,7 +350,7 @@ def test_the_default_trains_in_linear_memory_and_original_in_n_x_n(backend, line
         "bert",
         pytest.param("albert", marks=pytest.mark.slow),
         pytest.param("mpnet", marks=pytest.mark.slow),
-        "gpt2",
+        pytest.param("gpt2", marks=pytest.mark.slow),
         pytest.param("vit", marks=pytest.mark.slow),
     ],
 )

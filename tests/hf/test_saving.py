@@ -95,10 +95,8 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "order",
-    ["transformers first", pytest.param("a part of transformers after", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
 def test_the_auto_classes_know_them_in_any_order_of_imports(order, saved):
     code = f"import sys; {ORDERS[order]}; from transformers import AutoModel\n"
     code += "print(type(AutoModel.from_pretrained(sys.argv[1]).config).__name__)"

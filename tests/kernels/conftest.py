@@ -1,6 +1,6 @@
 """Of a test with many cases `make test` runs some, and `make test-all` all of them.
 
-A quarter of the cases that are drawn from seeds, and every third one of a test in Triton's
+A quarter of the cases that are drawn from seeds, and every fourth one of a test in Triton's
 interpreter with more than six others.
 """
 
@@ -26,5 +26,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             listed[item.path, item.originalname].append(item)
     for cases in listed.values():
         for place, item in enumerate(cases if len(cases) > MANY else ()):
-            if place % 3:
+            if place % 4:
                 item.add_marker(pytest.mark.slow)

@@ -83,7 +83,9 @@ def test_an_exported_method_takes_any_number_of_queries_and_keys(spec: str) -> N
         torch.testing.assert_close(exported.module()(*given), module(*given))
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "spec", [pytest.param(s, marks=pytest.mark.slow) if s == "fire" else s for s in SPECS]
+)
 def test_a_method_compiled_for_any_length_is_compiled_at_most_twice(spec: str) -> None:
     module = Attention(spec)
     graphs = CompileCounterWithBackend("aot_eager")

@@ -46,9 +46,15 @@ def test_data_parallel_and_sharded_training_equal_one_process(tmp_path: Path) ->
     assert len(found) == len(cases)
 
 
-def test_models_cut_by_heads_equal_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("tisa:kernels=3+rope", "shaw", "forget"),
+        pytest.param(("t5", "fire", "learned", "floater"), marks=pytest.mark.slow),
+    ],
+)
+def test_models_cut_by_heads_equal_one_process(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Logits, decoding and accumulated gradients; positions per head, shared, or of the content."""
-    names = ["tisa:kernels=3+rope", "t5", "shaw", "forget", "fire", "learned", "floater"]
     for name in names:
         causal(name, vocab_size=VOCAB + 1).save_pretrained(tmp_path / name)  # cut in two as well
     seq2seq("tisa+t5", vocab_size=VOCAB + 1).save_pretrained(tmp_path / "both")

@@ -98,6 +98,7 @@ BEFORE = {
 BEHIND = {
     "bench": ["--seconds", "0.1", "--no-figures"],
     "demo": ["--no-train", "--out", "file.txt/out"],
+    "explore": ["--port", "65536"],  # else it would serve for ever
 }
 
 

@@ -50,6 +50,10 @@ class Explorer:
             folder = None
         return RandomWords(MOST_HEADS) if folder is None else MiniLMWords(folder)
 
+    def warm_up(self) -> None:
+        """Draw something once, while the browser still loads the page: the first time is slow."""
+        drawn(Choice("tisa", {}), "some words", self.words)
+
     def method_names(self) -> list[str]:
         """Built in, of installed packages, and those named on the command line."""
         return list(dict.fromkeys((*METHODS, *plugins(), *self.settings.methods)))

@@ -52,7 +52,7 @@ class MethodsTab(Tab):
                     elem_id="method",
                 )
                 self.about = gr.HTML(elem_classes="about")
-                gr.render(inputs=[self.form], **ONE_BY_ONE)(self.show_options)
+                gr.render([self.form], [self.form.change], **ONE_BY_ONE)(self.show_options)
                 sentence = gr.Textbox(
                     SENTENCE, label="A sentence of yours", max_lines=3, elem_id="sentence"
                 )
@@ -61,7 +61,7 @@ class MethodsTab(Tab):
                     n_heads = gr.Slider(1, 12, 4, step=1, label="Heads", min_width=120)
                     self.head = gr.Slider(1, 4, 2, step=1, label="Head shown", min_width=120)
                 causal = gr.Checkbox(False, label="Causal: no key after the query")
-                gr.render(inputs=[self.numbers], **ONE_BY_ONE)(self.show_numbers)
+                gr.render([self.numbers], [self.numbers.change], **ONE_BY_ONE)(self.show_numbers)
             with gr.Column(scale=3, min_width=330, elem_classes="shown"):
                 self.plots = gr.HTML(note("Importing torch ..."), elem_id="plots")
         redrawn = [self.numbers, self.plots]

@@ -4,7 +4,7 @@ A file of a kind that whence writes is read by its strict reader. In other JSON 
 records is a table, and records with times at several lengths are plotted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -12,12 +12,15 @@ from typing import Any
 
 from whence.analysis.criteria import CriteriaReport
 from whence.analysis.glue_results import Glue
-from whence.analysis.json_result import kind_of, read_json
+from whence.analysis.json_result import Result, kind_of, read_json
 from whence.analysis.lm_results import Language, ranked
+from whence.analysis.translation_results import Translation
 from whence.app.cards import cards, note, plot_card, problem, table
 from whence.app.svg import Line, draw_lines, draw_ranking
 from whence.checks import require
 from whence.colours import SERIES
+from whence.report.checked import check_parts
+from whence.report.text_table import TextTable
 
 MOST_FILES, MOST_BYTES, MOST_ROWS, MOST_PLOTS = 300, 50_000_000, 200, 8
 
@@ -44,14 +47,19 @@ def shown(folder: Path, name: str) -> str:
     require(path.is_file(), f"{name} is no longer in {folder}: read the folder again.")
     require(path.stat().st_size <= MOST_BYTES, f"{name} is too large to be shown here.")
     data = read_json(path)
+    views: dict[str, tuple[type[Result], Callable[[Any], str]]] = {
+        "Language": (Language, _language),
+        "Glue": (Glue, _glue),
+        "Translation": (Translation, _translation),
+        "CriteriaReport": (CriteriaReport, _criteria),
+    }
     kind = kind_of(data)
-    if kind == "Language":
-        return _language(Language.from_data(data))
-    if kind == "Glue":
-        return _glue(Glue.from_data(data))
-    if kind == "CriteriaReport":
-        return _criteria(CriteriaReport.from_data(data))
-    return _any(data, name)
+    if kind not in views:
+        return _any(data, name)
+    reader, view = views[kind]
+    result = reader.from_data(data)
+    check_parts(result)
+    return view(result)
 
 
 def _language(results: Language) -> str:
@@ -99,12 +107,7 @@ def _language(results: Language) -> str:
             )
         )
     parts += _training_curves(results)
-    listed = rank_table(results)
-    return (
-        note(listed.caption)
-        + cards(*parts)
-        + table(listed.head, listed.rows, name="methods", bold=listed.best)
-    )
+    return cards(*parts) + _listed(rank_table(results), name="methods")
 
 
 def _training_curves(results: Language) -> Iterator[str]:
@@ -151,12 +154,49 @@ def _glue(results: Glue) -> str:
                 x_name="score",
             )
             parts.append(plot_card(drawing, name=f"glue-{form}"))
-    listed = "".join(
-        f"<h3>{escape(each.title)}</h3>"
-        + table(each.head, each.rows, name=each.title, bold=each.bold)
-        for each in tables(results)
-    )
-    return cards(*parts) + listed
+    return cards(*parts) + "".join(map(_listed, tables(results)))
+
+
+def _translation(results: Translation) -> str:
+    from whence.report.translation_table import tables
+
+    parts = []
+    for test in results.tests:
+        cells = [(position, results.cell(position, test)) for position in results.positions]
+        known = [(position, cell) for position, cell in cells if cell is not None]
+        if known:
+            drawing = draw_ranking(
+                [position for position, _ in known],
+                [cell.mean for _, cell in known],
+                spreads=[cell.spread for _, cell in known],
+                title=f"BLEU on {test}",
+                detail="mean over seeds; whisker: one standard deviation",
+                x_name="BLEU",
+            )
+            parts.append(plot_card(drawing, name=f"bleu-{test}"))
+    lines = []
+    for place, position in enumerate(results.positions):
+        colour, _, dash = SERIES[place % len(SERIES)]
+        job = results.chosen(position)[0]
+        if len(job.steps):
+            lines.append(Line(position, job.steps, job.train_loss, colour, dash, width=1.2))
+    if lines:
+        drawing = draw_lines(
+            lines,
+            title="Training loss, one seed a position",
+            x_name="step",
+            y_name="nats a token",
+            height=330,
+        )
+        parts.append(plot_card(drawing, name="training"))
+    return cards(*parts) + "".join(map(_listed, tables(results)))
+
+
+def _listed(each: TextTable, *, name: str = "") -> str:
+    """A table of the report, between its title and its caption."""
+    heading = f"<h3>{escape(each.title)}</h3>" if each.title else ""
+    shown = table(each.head, each.rows, name=name or each.title, bold=each.bold)
+    return heading + shown + note(each.caption)
 
 
 def _criteria(results: CriteriaReport) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from whence.app.cards import problem
 from whence.app.worker import RefusedError, Worker
 
+# All go through Gradio's queue: without it a changed State renders nothing anew.
 HIDDEN: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 SHOWN: dict[str, Any] = {"api_visibility": "private", "show_progress": "full"}
 DRAGGED: dict[str, Any] = HIDDEN | {"trigger_mode": "always_last"}

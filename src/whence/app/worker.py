@@ -101,6 +101,7 @@ def serve(connection: Connection, settings: Settings) -> None:
     gc.freeze()
     gc.enable()
     explorer = Explorer(settings, lambda what, share: connection.send(("progress", (what, share))))
+    explorer.warm_up()
     while True:
         try:
             name, arguments = connection.recv()

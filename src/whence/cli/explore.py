@@ -34,7 +34,7 @@ def explore(
 
     The page is served to this machine alone unless --host says otherwise. Ctrl-C ends it.
     """
-    with one_line_errors():
+    with one_line_errors("app"):
         if not root.is_dir():
             raise ValueError(f"--root: there is no folder {root}.")
         if port is not None:

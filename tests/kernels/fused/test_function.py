@@ -73,7 +73,7 @@ def assert_right(q: Tensor, k: Tensor, v: Tensor, band: Tensor) -> None:
         pytest.param("t5", marks=pytest.mark.slow),
         pytest.param("alibi", marks=pytest.mark.slow),
         pytest.param("kerple", marks=pytest.mark.slow),
-        "tisa + shaw",
+        pytest.param("tisa + shaw", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("n_q", [1, 20])

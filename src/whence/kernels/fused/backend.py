@@ -330,7 +330,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     return lag_attention(*inputs_of(call))
 
 
-OPTIONS = (bool, int, float, str, tuple, type(None))  # what can be compared by value
+OPTIONS = {bool, int, float, str, tuple, type(None)}  # what can be compared by value
 
 
 class Known(NamedTuple):
@@ -352,7 +352,7 @@ def known(
         return None
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
-    if any(type(option) not in OPTIONS for option in options):
+    if not OPTIONS.issuperset(map(type, options)):
         return None
     tensors = (q, k, v, *bias.tensors(), *(() if values is None else (values.table,)))
     layouts: list[Hashable] = []

@@ -197,14 +197,12 @@ class Plan:
 
     def run(self, given: Tensors) -> tuple[Tensor | None, ...]:
         """Allocate the memory and start the kernels; the tensors are laid out as their slots."""
-        device, tensors = self.device, list[Any](given)
-        on_gpu, workspace = self._on_gpu, 0
+        device, on_gpu, workspace = self.device, self._on_gpu, 0
         if on_gpu and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
                 return self.run(given)
-        values = list[Any](given)
-        if on_gpu:
-            values = [None if x is None else x.data_ptr() for x in given]
+        tensors: list[Any] = list(given)
+        values = [None if x is None else x.data_ptr() for x in given] if on_gpu else list(given)
         if self._workspace:
             held = torch.empty(self._workspace, dtype=torch.uint8, device=device)
             workspace = held.data_ptr()
@@ -386,7 +384,7 @@ def _starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, tuple[Any, 
     """start(handle of a stream, arguments), for a kernel that Triton has compiled.
 
     compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
-    Without that a launch takes the host half of the time (docs/LOG.md).
+    Here that is left out until somebody adds a hook.
     """
     import triton  # a Linux package; there is no compiled kernel without it
 
