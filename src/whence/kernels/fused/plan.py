@@ -202,7 +202,9 @@ class Plan:
             with torch.cuda.device(device):
                 return self.run(given)
         tensors: list[Any] = list(given)
-        values = [None if x is None else x.data_ptr() for x in given] if on_gpu else list(given)
+        values: list[Any] = list(given)
+        if on_gpu:
+            values = [None if x is None else x.data_ptr() for x in given]
         if self._workspace:
             held = torch.empty(self._workspace, dtype=torch.uint8, device=device)
             workspace = held.data_ptr()
