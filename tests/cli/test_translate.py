@@ -83,6 +83,7 @@ def test_the_command_writes_tables_page_figures_and_json(files: Path, tmp_path: 
     table = (out / "table.md").read_text()
     assert "| keys | values | test | the paper |" in table
     assert "recalled, not compared with the paper" in table
+    assert "length at 3 | loss at 3 |" in table
     assert r"\texttt{sinusoidal}" in (out / "table.tex").read_text()
     assert json.loads(run(*again, "--json").stdout)["kind"] == "Translation"
 

@@ -18,6 +18,7 @@ class TestScores(Result):
 
     `joined` is how many of its sentences stand in a row of the input, 1 for the text as it is.
     `ratio` is the length of all translations over that of the references, in sacrebleu's words.
+    `loss` is of the references' tokens: it does not depend on where a translation ends.
     """
 
     __test__ = False  # for pytest
@@ -31,6 +32,7 @@ class TestScores(Result):
     signatures: tuple[str, ...]
     statistics: Array  # [rows, 10] of BLEU: lengths, right n-grams, all n-grams
     translations: tuple[str, ...]
+    loss: float | None = None  # nats a token; not in the first results
 
     def lighter(self, examples: int) -> "TestScores":
         """Without statistics, and with a few translations alone."""

@@ -227,18 +227,23 @@ def _lengths(results: Translation) -> TextTable:
             cell = known[position]
             if cell is not None and cell.mean == best:
                 bold.add((place, column))
+    last = results.joined[-1]
+    measured = any(_mean(results, x, test, last, "loss") is not None for x in results.positions)
     for position in results.positions:
         cells = [_cell(results.cell(position, test, joined)) for joined in results.joined]
-        ratios = [_ratio(results, position, test, joined) for joined in results.joined]
-        rows.append((position, *cells, _known(ratios[-1], ".2f")))
+        cells.append(_known(_mean(results, position, test, last, "ratio"), ".2f"))
+        if measured:
+            cells.append(_known(_mean(results, position, test, last, "loss"), ".2f"))
+        rows.append((position, *cells))
     heads = [f"{n} ({results.source_tokens(test, n):.0f} tokens)" for n in results.joined]
     return TextTable(
         f"{_pair(results)}: {test}, several sentences in a row of the input",
-        ("position", *heads, f"length at {results.joined[-1]}"),
+        ("position", *heads, f"length at {last}", *([f"loss at {last}"] if measured else [])),
         tuple(rows),
         frozenset(bold),
-        f"{HOW} Rows in training had at most {results.data['longest_row']} tokens. The last column "
-        "is the length of the translations over that of the references.",
+        f"{HOW} Rows in training had at most {results.data['longest_row']} tokens. Length: of the "
+        "translations over that of the references."
+        + (" Loss: nats a token of the references, wherever a translation ends." * measured),
         code=True,
     )
 
@@ -319,14 +324,16 @@ def _pair(results: Translation) -> str:
     return f"{results.config['source']}-{results.config['target']}"
 
 
-def _ratio(results: Translation, position: str, test: str, joined: int) -> float | None:
+def _mean(results: Translation, position: str, test: str, joined: int, name: str) -> float | None:
+    """The mean over seeds of a number of the scores."""
     found = [
-        part.ratio
+        getattr(part, name)
         for job in results.chosen(position)
         for part in job.scores
-        if (part.test, part.joined) == (test, joined) and part.ratio is not None
+        if (part.test, part.joined) == (test, joined)
     ]
-    return fmean(found) if found else None
+    known = [value for value in found if value is not None]
+    return fmean(known) if known else None
 
 
 def _cell(cell: Cell | None) -> str:

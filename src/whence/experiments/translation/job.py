@@ -149,5 +149,11 @@ def test_scores(
     found = scored(texts, pairs.target)
     words = found["statistics"][:, :2].sum(axis=0)
     return TestScores(
-        test, joined, length, ratio=float(words[0] / words[1]), translations=texts, **found
+        test,
+        joined,
+        length,
+        ratio=float(words[0] / words[1]),
+        translations=texts,
+        loss=mean_loss(model, source, rows_of(bpe.encode(pairs.target))),
+        **found,
     )
