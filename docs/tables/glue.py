@@ -73,35 +73,34 @@ def glue_search(stored: ResultsFolder) -> str:
 
 
 def glue_chances(stored: ResultsFolder) -> str:
-    """Form (b) with S = 3 in settings that should suit the kernels better."""
-    main = stored.path(FILE)
-    found = {
-        label: stored.path(f"glue/followup/{name}.json")
-        for name, label in (
-            ("kernel_rate_5e-3", "kernels at 5e-3"),
-            ("kernel_rate_1.5e-2", "kernels at 1.5e-2"),
-            ("epochs_6", "6 epochs"),
-            ("distilled", "start fitted to the model's table"),
-        )
+    """Form (b) with S = 3 in settings that may suit the kernels better."""
+    settings = {
+        "kernels at 5e-3": "kernel_rate_5e-3",
+        "kernels at 1.5e-2": "kernel_rate_1.5e-2",
+        "6 epochs": "epochs_6",
+        "start fitted to the model's table": "distilled",
     }
-    if not all(path.is_file() for path in (main, *found.values())):
-        return _missing()
+    paths = {label: stored.path(f"glue/followup/{name}.json") for label, name in settings.items()}
+    if not all(path.is_file() for path in paths.values()):
+        return MISSING.format("whence glue --config results/glue/followup/distilled.toml")
     rows = []
-    for label, path in ({"as above": main} | found).items():
+    for label, path in ({"as above": stored.path(FILE)} | paths).items():
         results = Glue.load(path)
-        for row in table(results):
-            place = results.kernels.index(3)
-            difference = row.differences[place]
-            if row.form != DROPPED or (label in ("as above",) and row.task != "cola"):
-                continue
-            assert row.baseline is not None
-            assert difference is not None
-            scores = [list(results.scores(row.task, DROPPED, s).values()) for s in (0, 3)]
-            means = (f"{fmean(values):.1f}" for values in scores)
-            rows.append((task_title(row.task), label, *means, *difference_cells(difference)[1:]))
-    rows.sort(key=lambda row: row[0] != "CoLA")
+        place = results.kernels.index(3)
+        for row in (row for row in table(results) if row.form == DROPPED):
+            found = row.differences[place]
+            if found is not None:
+                scores = (results.scores(row.task, DROPPED, s).values() for s in (0, 3))
+                means = (f"{fmean(values):.1f}" for values in scores)
+                cells = (*means, *difference_cells(found)[1:])
+                rows.append((task_title(row.task), label, *cells))
+    tried = {row[0] for row in rows if row[1] != "as above"}
+    order = [task_title(task) for task in Glue.load(stored.path(FILE)).tasks]
+    rows = sorted((row for row in rows if row[0] in tried), key=lambda row: order.index(row[0]))
     head = ("task", "setting", "S = 0", "S = 3", "difference", "95% interval", "p", "seeds better")
-    caption = "Form (b), means over seeds; the tests are those of the tables above."
+    caption = (
+        "Form (b), means over seeds. S = 0 of a setting that only kernels feel is that of above."
+    )
     return markdown(TextTable("", head, tuple(rows), frozenset(), caption)) + "\n"
 
 
