@@ -215,7 +215,9 @@ def translated() -> Translation:
     one = np.ones(1, np.float32)
     jobs = []
     for position, bleu in (("nope", 20.0), ("shaw:clip=4", 25.0)):
-        scores = TestScores("test", 1, 9.0, bleu, 50.0, 1.0, ("s",), np.zeros((0, 10)), ("a",))
+        scores = TestScores(
+            "test", 1, 9.0, bleu, 50.0, 1.0, ("s",), np.zeros((0, 10), np.float32), ("a",)
+        )
         job = (position, 0, 1e-3, "f", "", (scores,), 2.0, one, one, 5.0, 1, 100, 60.0, 1000, 10)
         jobs.append(TranslationJob(*job))
     config = {"positions": ["nope", "shaw:clip=4"], "tests": ["test"], "test_joined": []}

@@ -310,7 +310,9 @@ def test_wrong_use_is_one_line(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "out")
     fails_with(run("lm", "--data", data, *out), 2, "name the methods to compare")
     fails_with(run("lm", "--methods", "tsia", "--data", data, *out), 2, "Did you mean 'tisa'")
-    fails_with(run("lm", "--methods", "tisa", *out), 2, "the task 'text' needs a text as data")
+    fails_with(
+        run("lm", "--methods", "tisa", *out), 2, "there is no text to train on: give data (--data)"
+    )
     fails_with(
         run("lm", "--methods", "tisa", "--data", data, "--eval-lengths", "128,x", *out),
         2,

@@ -31,7 +31,10 @@ def printed(text: str) -> Iterator[str]:
     """Every command line of a page, in blocks that are not Python and in the middle of prose."""
     for language, block in FENCED.findall(text):
         if language != "python":
-            yield from (line for line in block.splitlines() if PROGRAM.match(line))
+            lines = re.sub(
+                r"\\\n\s*", "", block
+            ).splitlines()  # a backslash goes on in the next line
+            yield from (line for line in lines if PROGRAM.match(line))
     prose = FENCED.sub("", text)
     yield from (code for code in INLINE.findall(prose) if PROGRAM.match(code))
 

@@ -14,6 +14,7 @@ from whence.analysis.lm_results import LagView
 KEPT, DROPPED = "a", "b"  # the slides' forms: with the model's own position embeddings, and without
 FORMS = {KEPT: "with position embeddings", DROPPED: "without position embeddings"}
 DRAWS = 10_000  # resamplings of seeds behind an interval
+Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +238,7 @@ def _difference(kernels: int, tasks: list[list[float]]) -> Difference:
     return Difference(kernels, mean, mean - half, mean + half, p, better, n)
 
 
-def _lost_and_won(results: Glue, task: str, kernels: int) -> Array:
+def _lost_and_won(results: Glue, task: str, kernels: int) -> Points:
     """[2, seeds]: points that leaving the embeddings out loses, and that S kernels win back."""
     kept, dropped = results.scores(task, KEPT, 0), results.scores(task, DROPPED, 0)
     scores = results.scores(task, DROPPED, kernels)
@@ -246,7 +247,7 @@ def _lost_and_won(results: Glue, task: str, kernels: int) -> Array:
     return np.asarray([lost, [scores[seed] - dropped[seed] for seed in seeds]], np.float64)
 
 
-def _share(task: str, kernels: int, pairs: list[Array]) -> WonBack:
+def _share(task: str, kernels: int, pairs: list[Points]) -> WonBack:
     """Of lost and won [2, seeds] of each task, whose seeds are resampled for the interval."""
     lost, won = np.mean([pair.mean(axis=1) for pair in pairs], axis=0).tolist()
     share = won / lost if lost > 0 else None

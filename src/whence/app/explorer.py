@@ -73,13 +73,13 @@ class Explorer:
         *,
         spec: str,
         sentence: str,
-        n_heads: int,
-        head: int,
-        n: int,
+        n_heads: Any,
+        head: Any,
+        n: Any,
         causal: bool,
-        moved: dict[str, float],
+        moved: dict[str, Any],
     ) -> dict[str, Any]:
-        """The plots, and the numbers of the chosen head."""
+        """The plots, and the numbers of the chosen head. `Choice` checks what the page sent."""
         head = min(head, n_heads)
         choice = Choice(spec, moved, n_heads=n_heads, head=head, n=n, causal=causal)
         why, controls = number_controls(choice)

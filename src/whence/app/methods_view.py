@@ -34,10 +34,10 @@ class Choice:
     """All that the user set: the method's text, numbers moved, and what to show of it."""
 
     spec: str
-    moved: Mapping[str, float]  # "1:amplitude:2" -> value: head, name, place; see `Control`
-    n_heads: int = 4
-    head: int = 1
-    n: int = 48
+    moved: Mapping[str, Any]  # "1:amplitude:2" -> value: head, name, place; see `Control`
+    n_heads: Any = 4  # whole numbers, which are checked here
+    head: Any = 1
+    n: Any = 48
     causal: bool = False
 
     def __post_init__(self) -> None:
@@ -72,9 +72,9 @@ class Control:
     label: str
     kind: str  # slider, power (a slider of the exponent), tick, list or text
     value: Any
-    low: float = 0.0
-    high: float = 1.0
-    step: float = 1.0
+    low: int | float = 0.0
+    high: int | float = 1.0
+    step: int | float = 1.0
     choices: tuple[str, ...] = ()
 
 

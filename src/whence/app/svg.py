@@ -10,14 +10,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
 from whence.colours import AXIS, BLUE, FAINT, GRID, INK, VIRIDIS
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Numbers = Sequence[float] | Array
+Real = int | float
+Numbers = Sequence[Real] | Array
 DASHES = {"-": "", "--": "6 4", "-.": "7 3 2 3", ":": "2 3"}
 FONT = "font-family='system-ui, sans-serif'"
 DIGITS = 5  # of the numbers in the table
@@ -30,7 +31,7 @@ class Drawing:
     title: str
     svg: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | float | None, ...], ...]
+    rows: tuple[tuple[str | Real | None, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Line:
     y: Numbers
     colour: str = BLUE
     dash: str = "-"
-    width: float = 1.6
+    width: Real = 1.6
     markers: bool = False
     low: Numbers | None = None
     high: Numbers | None = None
@@ -60,7 +61,7 @@ def draw_lines(
     height: int = 280,
     log_x: bool = False,
     log_y: bool = False,
-    x_ticks: Sequence[float] | None = None,
+    x_ticks: Sequence[Real] | None = None,
     tick_names: Sequence[str] | None = None,
     legend: bool = True,
 ) -> Drawing:
@@ -111,7 +112,7 @@ def draw_matrix(
     detail: str = "",
     what: str,
     names: Sequence[str] | None = None,
-    limits: tuple[float, float] | None = None,
+    limits: tuple[Real, Real] | None = None,
     colours: Sequence[str] = VIRIDIS,
     width: int = 430,
 ) -> Drawing:
@@ -163,12 +164,12 @@ def draw_matrix(
 
 def draw_ranking(
     names: Sequence[str],
-    values: Sequence[float],
+    values: Sequence[Real],
     *,
     title: str,
     detail: str = "",
     x_name: str,
-    spreads: Sequence[float | None] | None = None,
+    spreads: Sequence[Real | None] | None = None,
     width: int = 430,
 ) -> Drawing:
     """A dot for each name, one below the other, with a whisker of one spread to each side.
@@ -206,36 +207,36 @@ def draw_ranking(
 class _Frame:
     """The plot's area inside of its margins."""
 
-    width: float
-    height: float
-    left: float
-    right: float
-    top: float
-    bottom: float
+    width: Real
+    height: Real
+    left: Real
+    right: Real
+    top: Real
+    bottom: Real
 
     @property
-    def right_edge(self) -> float:
+    def right_edge(self) -> Real:
         return self.width - self.right
 
     @property
-    def bottom_edge(self) -> float:
+    def bottom_edge(self) -> Real:
         return self.height - self.bottom
 
     @property
-    def middle_x(self) -> float:
+    def middle_x(self) -> Real:
         return (self.left + self.right_edge) / 2
 
-    def x(self, axis: "_Axis", value: float) -> float:
+    def x(self, axis: "_Axis", value: Real) -> Real:
         return self.left + axis.share(value) * (self.right_edge - self.left)
 
-    def y(self, axis: "_Axis", value: float) -> float:
+    def y(self, axis: "_Axis", value: Real) -> Real:
         return self.bottom_edge - axis.share(value) * (self.bottom_edge - self.top)
 
 
 class _Axis:
     """The range of some numbers, and where in it a number lies."""
 
-    def __init__(self, parts: Sequence[Numbers], *, log: bool = False, room: float) -> None:
+    def __init__(self, parts: Sequence[Numbers], *, log: bool = False, room: Real) -> None:
         every = np.concatenate([np.zeros(0), *(np.asarray(part, float) for part in parts)])
         known = every[np.isfinite(every) & ((every > 0) if log else True)]
         self.log = log
@@ -247,14 +248,14 @@ class _Axis:
         margin = room * (high - low)
         self.low, self.high = low - margin, high + margin
 
-    def share(self, value: float) -> float:
+    def share(self, value: Real) -> Real:
         place = math.log10(value) if self.log else value
         return (place - self.low) / (self.high - self.low)
 
-    def shows(self, value: float) -> bool:
+    def shows(self, value: Real) -> bool:
         return math.isfinite(value) and (value > 0 or not self.log)
 
-    def ticks(self, most: int) -> list[float]:
+    def ticks(self, most: int) -> list[Real]:
         if not self.log:
             return _steps(self.low, self.high, most)
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
@@ -264,7 +265,7 @@ class _Axis:
         return inside[:: max(1, -(-len(inside) // (most + 2)))]
 
 
-def _steps(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+def _steps(low: Real, high: Real, most: int, *, whole: bool = False) -> list[Real]:
     """At most about `most` round numbers between two."""
     rough = (high - low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
@@ -279,7 +280,7 @@ def _axes(
     frame: _Frame,
     x_axis: _Axis,
     y_axis: _Axis,
-    x_ticks: Sequence[float] | None,
+    x_ticks: Sequence[Real] | None,
     tick_names: Sequence[str] | None,
 ) -> list[str]:
     parts = []
@@ -306,9 +307,9 @@ def _axes(
 
 def _runs(
     frame: _Frame, x_axis: _Axis, y_axis: _Axis, xs: Numbers, ys: Numbers
-) -> list[list[tuple[float, float]]]:
+) -> list[list[tuple[Real, Real]]]:
     """The points of a line in pixels, cut at gaps."""
-    runs: list[list[tuple[float, float]]] = [[]]
+    runs: list[list[tuple[Real, Real]]] = [[]]
     for x, y in zip(xs, ys, strict=True):
         if x_axis.shows(float(x)) and y_axis.shows(float(y)):
             runs[-1].append((frame.x(x_axis, float(x)), frame.y(y_axis, float(y))))
@@ -351,8 +352,8 @@ def _legend(frame: _Frame, lines: Sequence[Line], per_row: int) -> list[str]:
 
 def _image(
     values: Array,
-    low: float,
-    high: float,
+    low: Real,
+    high: Real,
     colours: Sequence[str],
     frame: _Frame,
 ) -> str:
@@ -396,7 +397,7 @@ def _png(index: Array, palette: Sequence[tuple[int, int, int]]) -> bytes:
 
 
 def _colour_bar(
-    frame: _Frame, low: float, high: float, what: str, colours: Sequence[str]
+    frame: _Frame, low: Real, high: Real, what: str, colours: Sequence[str]
 ) -> list[str]:
     x, height = frame.right_edge + 12, frame.bottom_edge - frame.top
     steps = 32
@@ -426,12 +427,12 @@ def _svg(frame: _Frame, title: str, detail: str, parts: Sequence[str]) -> str:
 
 
 def _text(
-    x: float,
-    y: float,
+    x: Real,
+    y: Real,
     text: str,
     *,
     anchor: str = "start",
-    size: float = 12,
+    size: Real = 12,
     colour: str = FAINT,
     weight: int = 400,
 ) -> str:
@@ -442,11 +443,11 @@ def _text(
     )
 
 
-def _stroke(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
+def _stroke(x1: Real, y1: Real, x2: Real, y2: Real, colour: str) -> str:
     return f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{colour}'/>"
 
 
-def _number(value: float, digits: int = 3) -> str:
+def _number(value: Real, digits: int = 3) -> str:
     """A few digits, thousands as k and M."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and value % size == 0):
@@ -454,9 +455,10 @@ def _number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits + (abs(value) >= 1000)}g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _rounded(value: float) -> float | None:
+def _rounded(value: SupportsFloat) -> float | None:
     """For the table: JSON has no NaN."""
-    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    number = float(value)
+    return float(f"{number:.{DIGITS}g}") if math.isfinite(number) else None
 
 
 def _cut(text: str, width: int) -> str:

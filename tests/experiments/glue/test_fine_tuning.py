@@ -242,7 +242,9 @@ def test_results_keep_their_machine_and_a_damaged_file_is_written_anew(
 
 def test_more_seeds_of_a_task_go_into_the_same_folder(files: Path) -> None:
     config = tiny(files, exceptions={"cola": {"epochs": 2.0}})
-    more = replace(config, exceptions={"cola": {"epochs": 2, "seeds": 3}, "mnli": {"seeds": 2}})
+    more = replace(
+        config, exceptions={"cola": {"epochs": 2.0, "seeds": 3.0}, "mnli": {"seeds": 2.0}}
+    )
     assert more.fixed() == config.fixed()
     longer = replace(config, exceptions={"cola": {"epochs": 3.0}})
     assert longer.fixed() != config.fixed()

@@ -202,7 +202,7 @@ def run_one(
     return run_job(sweep, job, say=say, deadline=deadline, side_by_side=side_by_side)
 
 
-def _finished(results: Language) -> set[tuple[str, float]]:
+def _finished(results: Language) -> set[tuple[str, int | float]]:
     return {(job.method, job.seed) for job in results.jobs} | {
         (tuned.method, tuned.learning_rate) for tuned in results.tuning
     }

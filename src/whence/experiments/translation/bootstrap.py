@@ -1,6 +1,6 @@
 """The paired bootstrap of BLEU (Koehn, 2004): would other sentences give the same sign?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +11,7 @@ DRAWS = 1000
 SEED = 12345  # sacrebleu's
 
 
-def bleu_of(sums: Sequence[float]) -> float:
+def bleu_of(sums: Iterable[float]) -> float:
     """BLEU of the summed statistics of sentences, as `scoring.statistics` has them."""
     from sacrebleu.metrics import BLEU
 
