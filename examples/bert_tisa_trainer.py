@@ -33,7 +33,12 @@ else:
     model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=16, hidden_size=64, **size))
 
 print(whence.hf.attach(model, "tisa:kernels=5", keep_positions=False))  # in place of the table
-options = hf.TrainingArguments("out", num_train_epochs=2, learning_rate=rate, report_to="none")
-trainer = hf.Trainer(model, options, train_dataset=data, processing_class=tokenizer)
+named = list(model.named_parameters())  # at the rate of pretrained weights kernels hardly move
+kernels = [p for name, p in named if "whence." in name]
+weights = [p for name, p in named if "whence." not in name]
+groups = [{"params": weights, "lr": rate}, {"params": kernels, "lr": 1.5e-3, "weight_decay": 0.0}]
+options = hf.TrainingArguments("out", num_train_epochs=2, report_to="none")
+given = {"processing_class": tokenizer, "optimizers": (torch.optim.AdamW(groups), None)}
+trainer = hf.Trainer(model, options, train_dataset=data, **given)
 print(f"mean loss {trainer.train().training_loss:.3f}")
 trainer.save_model("out/bert-tisa")  # AutoModel loads it again, after `import whence`

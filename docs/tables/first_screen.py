@@ -16,7 +16,7 @@ CONTENDERS = {  # contender and method of a record: how the first screen calls i
     ("flex-best", TISA): "FlexAttention, TISA",
     ("eager", TISA): "eager, TISA",
 }
-OURS, FLASH, _, _, EAGER = CONTENDERS.values()
+OURS, FLASH, CUDNN, _, EAGER = CONTENDERS.values()
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,15 @@ def first_numbers(stored: ResultsFolder) -> str:
 
 def _cost_told(stored: ResultsFolder) -> str:
     found = costs(stored)
-    if not {OURS, FLASH, EAGER} <= found.keys():
+    if not {OURS, FLASH, CUDNN, EAGER} <= found.keys():
         return MISSING.format("python benchmarks/gpu.py")
-    ours, flash, eager = found[OURS], found[FLASH], found[EAGER]
+    ours, flash, cudnn, eager = (found[name] for name in (OURS, FLASH, CUDNN, EAGER))
     machine = stored.json("gpu/bars.json")["machine"]
     return (
         f"- **Cost.** TISA with its gradients at {TOKENS:,} tokens takes {_amount(ours)}. Eager "
-        f"attention with the same bias takes {_amount(eager)}; FlashAttention-2, which has no "
-        f"bias, takes {_amount(flash)}. One layer of 12 heads of 64 on an {machine['gpu']}, commit "
+        f"attention with the same bias takes {_amount(eager)}. Without a bias "
+        f"FlashAttention-2 takes {_amount(flash)}, cuDNN {_amount(cudnn)}. One layer "
+        f"of 12 heads of 64 on an {machine['gpu']}, commit "
         f"{machine['commit']}. {start_told(stored)}\n"
     )
 

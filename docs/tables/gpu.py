@@ -117,13 +117,20 @@ def gpu_short(stored: ResultsFolder) -> str:
 
 
 def gpu_findings(stored: ResultsFolder) -> str:
-    """What the ratios say, a sentence each."""
+    """What the ratios say, a sentence each, with the commit where it is not that of the table."""
     runs = [results for results in map(stored.json, RUNS) if results is not None]
     if not runs:
         return MISSING.format("python benchmarks/gpu.py")
-    found = {what: bar["value"] for what, (bar, _) in _newest(runs).items()}
-    told = [(text, [found.get(what) for what in bars]) for text, *bars in FINDINGS]
-    lines = [f"- {text.format(*values)}\n" for text, values in told if None not in values]
+    table = stored.json("gpu/bars.json") or runs[0]
+    found, lines = _newest(runs), []
+    for text, *bars in FINDINGS:
+        told = [found[what] for what in bars if what in found]
+        values = [bar["value"] for bar, _ in told]
+        if len(values) < len(bars) or None in values:
+            continue
+        others = sorted({commit for _, commit in told} - {table["machine"]["commit"][:7]})
+        remark = f" (At commit {', '.join(others)}, not that of the table.)" if others else ""
+        lines.append(f"- {text.format(*values)}{remark}\n")
     return "".join(lines)
 
 

@@ -217,6 +217,11 @@ def test_what_stops_a_method_at_a_longer_input_is_said() -> None:
     assert "Learned knows positions 0..31" in why
 
 
+@pytest.mark.parametrize(("name", "count"), [("tisa", 60), ("kerple", 8)])
+def test_numbers_in_units_of_their_own_are_not_moved_out_of_reach(name: str, count: int) -> None:
+    assert probes.learning_parameters(name) == (count, count)
+
+
 def test_a_sum_is_judged_as_a_whole_and_keeps_to_the_causal_part() -> None:
     share = probes.lag_share("tisa+alibi")
     assert share == pytest.approx(1.0)

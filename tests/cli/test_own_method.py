@@ -1,15 +1,18 @@
 """A method of one's own at the command line, from a file in the current folder."""
 
+import io
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from lm_settings import flags, text_file, tiny
 from own_method import own_module
+from whence.cli.progress import line
 from whence.cli.root import app
 
 
@@ -46,6 +49,12 @@ def test_every_command_that_takes_a_method_takes_it() -> None:
 def test_its_name_is_printed_as_it_is() -> None:
     # rich would write a waving hand for :Wave:
     assert "my_waves:Wave:period=3" in run("params", "--methods", "my_waves:Wave:period=3").stdout
+
+
+def test_progress_names_it_as_it_is() -> None:
+    written = io.StringIO()
+    line(Console(file=written), "50% my_waves:Wave:period=3: training")
+    assert written.getvalue() == "50% my_waves:Wave:period=3: training\n"
 
 
 def test_the_current_folder_is_searched_last_and_only_where_it_is_asked_for(folder: Path) -> None:

@@ -210,8 +210,9 @@ def _notes(reader: StackReader) -> list[str]:
 def _head_notes(reader: StackReader, layer: int, biases: bool) -> list[str]:
     added = "with" if biases else "without"
     notes = [
-        f"F is made {added} the biases of the projections, from the table as stored: the LayerNorm "
-        "between the two depends on the content and is left out, so logits have no absolute scale"
+        f"F, the logits of positions alone, is made {added} the biases of the projections from the "
+        "table P as stored: the LayerNorm between the two depends on the content and is left out, "
+        "so logits have no absolute scale"
     ]
     if layer > 0:
         notes.append(

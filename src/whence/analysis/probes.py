@@ -15,9 +15,11 @@ from whence.method import Content, PositionMethod
 from whence.methods import build
 from whence.methods.registry import named
 from whence.nn import positioned_attention
+from whence.units import GAIN
 
 HEADS, D_HEAD, LENGTH = 4, 16, 32
 FAR = 1009  # a shift beyond any length that a method has for a threshold; prime, so no whole period
+HELD = ("raw_", "held_")  # names of numbers that are held as a GAIN-th of themselves
 STRETCH = 8  # how many times the length a method was built for
 OPERATIONS_AT = (64, 256)
 TIMED_AT = 256
@@ -87,15 +89,19 @@ def made(
     """The method with its parameters moved off their start, and whether it is for causal use.
 
     Many parameters start at or near zero, where a method would look as if it did nothing. A matrix
-    moves by weights that keep the size of what it multiplies, anything else by a little.
+    moves by weights that keep the size of what it multiplies, anything else by a little. A number
+    that is held as a part of itself (`whence.units`) moves by that part.
     """
     causal = any(part.cls.causal_only for part in named(spec))
     method = build(spec, n_heads=HEADS, d_head=D_HEAD, max_length=max_length, causal=causal)
     method = method.to(dtype)
     with torch.no_grad():
-        for parameter in method.parameters():
-            size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
-            parameter.add_(torch.randn_like(parameter), alpha=size)
+        for part in method.modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                size = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+                if getattr(part, "logit_sized", False) and name.startswith(HELD):
+                    size /= GAIN
+                parameter.add_(torch.randn_like(parameter), alpha=size)
     return method, causal
 
 

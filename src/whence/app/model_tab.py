@@ -17,6 +17,10 @@ CHOOSE = """element.addEventListener('click', (event) => {
   card.classList.add('chosen');
   trigger('click', {choice: card.dataset.choice});
 });"""
+FIRST = (
+    "Name a model and press Inspect, for example sentence-transformers/all-MiniLM-L6-v2, which is "
+    "fetched from the hub."
+)
 SILENT = 900.0  # seconds after which a reading that says nothing is given up
 
 
@@ -41,7 +45,7 @@ class ModelTab(Tab):
                 window = gr.Slider(0, 1, 0, step=1, label="Window", visible=False, elem_id="window")
                 facts = gr.HTML(elem_id="facts", elem_classes="about")
             with gr.Column(scale=3, min_width=330, elem_classes="shown"):
-                heat = gr.HTML(note("Name a model and press Inspect."), elem_id="heat")
+                heat = gr.HTML(note(FIRST), elem_id="heat")
                 head = gr.HTML(elem_id="head")
                 heads = gr.HTML(elem_id="heads", js_on_load=CHOOSE)
         outputs = [key, window, facts, heat, head, heads]
@@ -84,7 +88,7 @@ class ModelTab(Tab):
             visible=len(stops) > 1,
             maximum=max(1, len(stops) - 1),
             value=place,
-            label="Window: " + ", ".join(map(str, stops)) + " positions",
+            label="Window: " + ", ".join(f"{i} = {n}" for i, n in enumerate(stops)) + " positions",
         )
         parts = (found[name] for name in ("facts", "heat", "head", "heads"))
         return found["key"], window, *parts

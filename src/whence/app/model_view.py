@@ -20,6 +20,10 @@ from whence.report.style import LAG, matrix_limits
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 NEAR = 64  # the largest |lag| of a small curve
 MOST_LETTERS = 400
+HEADS = (
+    "Click a head to enlarge it. Curves of heads that sense position are blue, the others grey. "
+    "S is the number of Gaussians in the fit (dashed), R² the share of the curve that it explains."
+)
 SMALL: dict[str, Any] = {"width": 240, "height": 180, "legend": False}
 LARGE: dict[str, Any] = {"height": 370}
 
@@ -149,7 +153,7 @@ def head_list(found: Inspection) -> str:
             for each in curves
         ),
         look="small",
-    )
+    ) + note(HEADS)
 
 
 def one_head(found: Inspection, number: int) -> str:

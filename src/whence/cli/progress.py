@@ -120,7 +120,7 @@ class _Log:
 
 def line(console: Console, text: str) -> None:
     """One line, however long, without colours, and at once."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
     console.file.flush()
 
 

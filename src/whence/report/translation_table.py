@@ -117,7 +117,7 @@ def _scores(results: Translation, positions: list[str]) -> TextTable:
         ("position", *results.tests, "steps/s", "parameters", "seeds"),
         tuple(rows),
         _best(results, positions),
-        f"{HOW} Parameters are the position's own, of {_parameters(results)} in all.{speed} "
+        f"{HOW} Parameters are the position's own; the model has {_rest(results)} besides.{speed} "
         f"{_paper(results)}",
         code=True,
     )
@@ -353,5 +353,6 @@ def _difference(found: Difference | None, *, p: bool = True) -> str:
     return minus(f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]{chance}")
 
 
-def _parameters(results: Translation) -> str:
-    return f"{max(job.parameters for job in results.jobs):,}"
+def _rest(results: Translation) -> str:
+    """The number of parameters that are not the position's."""
+    return f"{max(job.parameters - job.positional for job in results.jobs):,}"
