@@ -1,6 +1,7 @@
 """The differentiable function: plans are reused for tensors alike, and for no others."""
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -419,3 +420,13 @@ def test_a_wrong_window_is_refused_also_after_one_that_is_equal(right: Any, wron
     attend(q, k, v, bias=bias, window=right, backend="fused")
     with pytest.raises((TypeError, ValueError), match=r"^window .*must be"):
         attend(q, k, v, bias=bias, window=wrong, backend="fused")
+
+
+@pytest.mark.parametrize("dropout", [0.5, 1 - 1e-9, math.nextafter(1, 0)])
+def test_dropout_is_below_one_also_in_the_float32_of_a_kernel(dropout: float) -> None:
+    q = torch.randn(1, 2, 5, 16)
+    none: dict[str, Any] = dict.fromkeys(("bias", "values", "mask", "window", "scale", "q_start"))
+    call = as_call(q, q, q, causal=False, dropout=dropout, **none)
+    rounded = torch.tensor(inputs_of(call)[1].numbers.dropout, dtype=torch.float32).item()
+    assert rounded == pytest.approx(dropout, abs=1e-7)
+    assert rounded < 1

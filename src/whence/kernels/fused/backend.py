@@ -261,6 +261,7 @@ def packed(x: Tensor, tokens: bool) -> Tensor:
     return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
 
 
+MOST_DROPOUT = 1 - 2.0**-24  # the largest float32 below 1: kernels divide by 1 - dropout
 MOST_HEADS = 65_535  # batch * heads: CUDA's limit for the second axis of a grid
 # Read once at import: torch.compile traces `refuse`, and can follow a constant but no look-up.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -445,7 +446,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         q_start=sight.q_start,
         before=before,
         after=0 if sight.causal else after,
-        dropout=float(call.dropout),
+        dropout=min(float(call.dropout), MOST_DROPOUT),
         slopes=lag is not None and lag.sloped,
         far=0 if isinstance(far, str) else far,
     )
