@@ -117,6 +117,8 @@ def test_a_trained_model_translates_arguments_and_lines(files: Path) -> None:
         (("--data", "DATA", "--source", "en", "--target", "de", "--sweep", "x"), ("clip", "parts")),
         (("--data", "DATA", "--source", "en", "--target", "de", "--position", "tissa"), ("tisa",)),
         (("--data", "DATA", "--source", "en", "--target", "de", "--position", "a/b/c"), ("",)),
+        (("--data", "DATA", *SMALL.split(), "--max-length", "2"), ("no pair has at most",)),
+        (("--data", "DATA", *SMALL.split(), "--test-joined", "99"), ("at most the 9 sentences",)),
         (("One.",), ("--predict FOLDER",)),
         (("--predict", "nowhere"), ("there is no folder nowhere",)),
         (("--predict", "DATA", "One."), ("no trained model", "--no-keep-models")),
