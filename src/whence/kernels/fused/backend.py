@@ -331,7 +331,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     return lag_attention(*inputs_of(call))
 
 
-OPTIONS = {bool, int, float, str, type(None)}  # what can be compared by value
+OPTIONS = {bool, int, float, str, tuple, type(None)}  # what can be compared by value
 
 
 class Known(NamedTuple):
@@ -357,8 +357,9 @@ def known(
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
     # By their types, too: 1 and 1.0 are equal, but only one of them is a window.
-    each = [x for option in options for x in (option if type(option) is tuple else (option,))]
-    types = tuple([type(x) for x in each])
+    types = tuple(map(type, options))
+    if tuple in types:
+        types += tuple([type(x) for each in options if type(each) is tuple for x in each])
     if not OPTIONS.issuperset(types):
         return None
     parts = bias.tensors()
