@@ -51,6 +51,11 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     _sync_directory(path.parent)
 
 
+def from_home(name: str | Path) -> Path:
+    """A path in which ~ is the home folder; where there is no such user, ~user is a name."""
+    return Path(os.path.expanduser(name))  # Path.expanduser raises there
+
+
 def write_bytes(path: Path, content: bytes) -> Path:
     """Write a file whole, and return its path."""
     with replace_file(path) as file:

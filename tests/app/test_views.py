@@ -165,7 +165,8 @@ def test_a_model_is_read_inside_of_the_root_or_by_a_hub_name_and_nowhere_else(
     for name in (str(outside), "../outside", "inside/../../outside", "link", "~", "/etc/passwd"):
         with pytest.raises(ValueError, match="outside of"):
             model_view.allowed_model(name, root, "")
-    for name, said in (("./absent", "there is no"), ("", "no model"), ("a\0b", "control")):
+    absent = [(name, "there is no") for name in ("./absent", "~nobody-of-this-name/x")]
+    for name, said in (*absent, ("", "no model"), ("a\0b", "control")):
         with pytest.raises(ValueError, match=said):
             model_view.allowed_model(name, root, "")
 

@@ -1,6 +1,7 @@
 """`whence translate` at the command line: what it prints, writes, refuses, and translates."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_a_trained_model_translates_arguments_and_lines(files: Path) -> None:
     assert found.exit_code == 0, found.output
     first, empty, third = found.stdout.split("\n")[:3]
     assert empty == ""
-    lines = run("--predict", folder / "model", "--json", given="Three.\nOne two.\n")
+    lines = run("--predict", folder / "model", "--json", given="\ufeffThree.\r\nOne two.\n")
     rows = json.loads(lines.stdout)
     assert [row["source"] for row in rows] == ["Three.", "One two."]
     assert [row["translation"] for row in rows] == [third, first]
@@ -118,6 +119,8 @@ def test_a_trained_model_translates_arguments_and_lines(files: Path) -> None:
         (("--data", "DATA", "--source", "en", "--target", "de", "--sweep", "x"), ("clip", "parts")),
         (("--data", "DATA", "--source", "en", "--target", "de", "--position", "tissa"), ("tisa",)),
         (("--data", "DATA", "--source", "en", "--target", "de", "--position", "a/b/c"), ("",)),
+        (("--data", "DATA", *SMALL.split(), "--max-length", "2"), ("no pair has at most",)),
+        (("--data", "DATA", *SMALL.split(), "--test-joined", "99"), ("at most the 9 sentences",)),
         (("One.",), ("--predict FOLDER",)),
         (("--predict", "nowhere"), ("there is no folder nowhere",)),
         (("--predict", "DATA", "One."), ("no trained model", "--no-keep-models")),
@@ -131,6 +134,40 @@ def test_wrong_use_is_one_line_and_nothing_is_written(
     given = [places.get(x, x) for x in arguments]
     fails_with(run(*given, "--out", tmp_path / "out", "--device", "cpu"), *phrases)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (("--beams", 0), "beams must be at least 1, got 0"),
+        (("--length-penalty", "nan"), "length_penalty must be a finite number"),
+        (("--length-penalty", -1), "length_penalty must be 0 or more"),
+        (("--device", "gpu"), "Unknown device 'gpu'"),
+        (("\udcff",), r"this sentence is not UTF-8: '\udcff'"),
+    ],
+)
+def test_what_a_model_cannot_translate_with_is_one_line(
+    files: Path, arguments: tuple[object, ...], phrase: str
+) -> None:
+    folder = files / "out" / "jobs" / "sinusoidal.rate-0.002.seed-0"
+    fails_with(run("--predict", folder, "One.", "--device", "cpu", *arguments), phrase)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b""),
+        ("config.json", b"{"),
+        ("config.json", b'{"vocab_size": 5}'),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_damaged_model_is_named(files: Path, tmp_path: Path, name: str, content: bytes) -> None:
+    model = files / "out" / "jobs" / "sinusoidal.rate-0.002.seed-0" / "model"
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    result = run("--predict", tmp_path / "model", "One.", "--device", "cpu")
+    fails_with(result, f"{tmp_path / 'model'}", "cannot be read")
 
 
 def test_a_bad_line_is_named_and_nothing_is_written(tmp_path: Path) -> None:

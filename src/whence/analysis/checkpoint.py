@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from whence.analysis.json_result import read_json
 from whence.checks import require
 from whence.extras import install
+from whence.files import from_home
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 Progress = Callable[[str, float], None]  # what is being done, and the share of all that is done
@@ -88,7 +89,7 @@ def open_checkpoint(name_or_folder: str | Path, *, allow_pickle: bool = False) -
     then read by torch's loader of plain tensors alone.
     """
     name = str(name_or_folder)
-    folder = Path(name).expanduser()
+    folder = from_home(name)
     require(
         not folder.is_file(),
         f"{name} is a file, and a model is the folder with its config.json and model.safetensors.",

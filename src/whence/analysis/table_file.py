@@ -8,6 +8,7 @@ import numpy as np
 
 from whence.analysis.results import ModelFacts
 from whence.checks import require
+from whence.files import from_home
 
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 SUFFIXES = (".npy", ".safetensors")
@@ -15,13 +16,13 @@ SUFFIXES = (".npy", ".safetensors")
 
 def is_table_file(name: str | Path) -> bool:
     """Whether a name is that of a file with a table, and not of a model."""
-    path = Path(name).expanduser()
+    path = from_home(name)
     return path.suffix in SUFFIXES and not path.is_dir()
 
 
 def read_table(name: str | Path) -> tuple[Doubles, ModelFacts]:
     """The table in float64, row 0 being the first position, and what is known of it."""
-    path = Path(name).expanduser()
+    path = from_home(name)
     require(path.is_file(), f"there is no file {path}.")
     values = _numpy(path) if path.suffix == ".npy" else _safetensors(path)
     require(

@@ -13,6 +13,7 @@ from whence.app.cards import cards, note, plot_card
 from whence.app.svg import Drawing, Line, draw_lines, draw_matrix
 from whence.checks import require
 from whence.colours import BLUE, GREY, INFERNO, ORANGE
+from whence.files import from_home
 from whence.report.fits import fitted_lags, picked
 from whence.report.key_numbers import key_numbers
 from whence.report.style import LAG, matrix_limits
@@ -40,7 +41,7 @@ def allowed_model(name: str, root: Path, given: str) -> str:
     if given and name == given:
         return name
     base = root.resolve()
-    path = (base / Path(name).expanduser()).resolve()
+    path = (base / from_home(name)).resolve()
     inside, there = path.is_relative_to(base), path.exists() or Path(name).exists()
     if inside and path.exists():
         return str(path)

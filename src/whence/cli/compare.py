@@ -14,6 +14,7 @@ from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.inspect import FORMATS, inspect_all
 from whence.cli.progress import progress_bar
+from whence.files import from_home
 
 if TYPE_CHECKING:
     from whence.analysis.comparison import Comparison
@@ -92,7 +93,7 @@ def series(models: Sequence[str]) -> list[str]:
     """The models themselves, or the checkpoints inside of a folder, by number."""
     if len(models) > 1:
         return list(models)
-    folder = Path(models[0]).expanduser()
+    folder = from_home(models[0])
     found = f"{folder} is a file" if folder.is_file() else f"there is no folder {folder}"
     require(folder.is_dir(), f"{found}: give a folder of checkpoints, or two models or more.")
     inside = [path for path in folder.iterdir() if (path / "config.json").is_file()]

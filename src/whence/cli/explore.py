@@ -37,8 +37,7 @@ def explore(
     with one_line_errors("app"):
         if not root.is_dir():
             raise ValueError(f"--root: there is no folder {root}.")
-        if port is not None:
-            _check_port(host, port)
+        _check_address(host, port)
         from whence.app.server import serve
         from whence.app.settings import Settings
 
@@ -46,13 +45,15 @@ def explore(
         serve(settings, host=host, port=port, browse=browse, say=typer.echo)
 
 
-def _check_port(host: str, port: int) -> None:
-    if port > 65535:
+def _check_address(host: str, port: int | None) -> None:
+    """Refuse what cannot be bound, before a server tries a hundred ports; it knows IPv4 alone."""
+    if port is not None and port > 65535:
         raise ValueError(f"--port must be at most 65535, got {port}.")
+    where = host if port is None else f"{host}:{port}"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ValueError(f"cannot serve on {host}:{port}: {reason}.") from None
+            probe.bind((host, port or 0))  # 0 is any port
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ValueError(f"cannot serve on {where}: {reason}.") from None

@@ -79,7 +79,7 @@ def _inspected(
         found = read_folder(folder)
         require(
             len(found.inspections) > 0,
-            f"{folder} has no results of whence inspect: no JSON file of kind Inspection.",
+            f"{folder} has no results of whence inspect, lm, glue or translate.",
         )
         known = {entry.model.name for entry in results.inspections}
         for entry in found.inspections:

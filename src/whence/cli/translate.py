@@ -255,7 +255,7 @@ def _predict(
     from whence.experiments.translation.predict import predicted, trained_model
 
     model, bpe = trained_model(folder, named_device(device))
-    given = sentences or [line.rstrip("\n") for line in sys.stdin]
+    given = sentences or [line.rstrip("\n").removeprefix("\ufeff") for line in sys.stdin]
     require(len(given) > 0, "there is nothing to translate: give sentences, or lines on stdin.")
     options = {"beams": beams, "length_penalty": length_penalty}
     chosen: dict[str, Any] = {name: x for name, x in options.items() if x is not None}

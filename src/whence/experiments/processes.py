@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from whence.checks import require
+from whence.checks import one_of, require
 
 
 def processes() -> tuple[int, int]:
@@ -29,6 +29,7 @@ def meet() -> None:
 
 def named_device(name: str) -> torch.device:
     """The device that "cpu", "cuda" or "auto" (a GPU if there is one) means here."""
+    one_of("device", name, ("auto", "cpu", "cuda"))
     require(
         name != "cuda" or torch.cuda.is_available(),
         "there is no NVIDIA GPU here: give --device cpu.",

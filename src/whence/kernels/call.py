@@ -257,7 +257,12 @@ def _window(
 ) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
-    before, after = (window, window) if isinstance(window, int) else window
+    pair = window if isinstance(window, tuple | list) else (window, window)
+    require(
+        len(pair) == 2,
+        lambda: f"window must be one number or (before, after), got {window!r}.",
+    )
+    before, after = pair
     for name, value in (("window before", before), ("window after", after)):
         if value is not None:
             at_least(0, **{name: value})

@@ -10,7 +10,7 @@ from parallel_text import write_parallel
 from whence.experiments.translation.batches import IGNORED, TokenBatches, rows_of
 from whence.experiments.translation.bpe import END_ID, PAD_ID, Bpe, trained_bpe
 from whence.experiments.translation.data import joined
-from whence.experiments.translation.text import Pairs, read_pairs, read_parallel
+from whence.experiments.translation.text import Pairs, ParallelText, read_pairs, read_parallel
 
 
 def written(folder: Path, source: bytes, target: bytes) -> tuple[Path, Path]:
@@ -52,13 +52,22 @@ def test_a_missing_side_is_named_with_what_there_is(tmp_path: Path) -> None:
         read_parallel(str(folder), "en", "de", train="train", valid="val", tests=("test",))
     with pytest.raises(ValueError, match="there is no folder"):
         read_parallel(str(folder / "x"), "en", "de", train="train", valid="val", tests=())
+    (folder / "val.de").mkdir()
+    with pytest.raises(ValueError, match=r"has no val.de; it has [^;]*train.en, val.en\."):
+        read_parallel(str(folder), "en", "de", train="train", valid="val", tests=("test",))
+
+
+def test_the_digest_is_of_every_split_whatever_a_test_is_called() -> None:
+    one, two = Pairs(("a",), ("b",)), Pairs(("c",), ("d",))
+    found = {ParallelText(one, valid, {"valid": one}).sha256() for valid in (one, two)}
+    assert len(found) == 2
 
 
 def test_texts_go_to_tokens_and_back() -> None:
-    texts = ["Two men, in 2019!", "Zwei Männer — 日本 🙂", "a  b\tc", "'s"]
+    texts = ["Two men, in 2019!", "Zwei Männer — 日本 🙂", "a  b\tc", "'s", "a</s> b <pad>"]
     bpe = Bpe(trained_bpe(["Zwei Männer und zwei Männer"] * 5, 280))
     rows = bpe.encode(texts)
-    assert all(row[-1] == END_ID and PAD_ID not in row for row in rows)
+    assert all(row.index(END_ID) == len(row) - 1 and PAD_ID not in row for row in rows)
     assert bpe.decode(rows) == texts
     first, second = bpe.encode(["Männer und", "und"])  # a word is the same token wherever it is
     assert first[-2:] == second

@@ -1,6 +1,7 @@
 """The differentiable function: plans are reused for tensors alike, and for no others."""
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from five_calls import nan_in_empty_memory
 from shaking import gains
-from whence import LagBias, Line, attend, build
+from whence import LagBias, LagValues, Line, attend, build
 from whence.kernels.call import as_call
 from whence.kernels.fused.backend import inputs_of
 from whence.lag import GAUSSIANS, LINE, CurveBias, QueryBias
@@ -388,3 +389,44 @@ def test_a_learned_slope_takes_no_kernel_for_the_gradient_of_a_band() -> None:
     assert [line for line in lines if "line_gradient_kernel" in line], lines
     for kernel in ("band_kernel", "collect_kernel", "stripe_kernel"):
         assert not [line for line in lines if kernel in line], lines
+
+
+@pytest.mark.parametrize("alike", [("table", "values"), ("q", "k"), ("k", "query"), ("v", "query")])
+def test_a_call_with_a_tensor_twice_says_nothing_of_the_next_with_two_alike(
+    alike: tuple[str, str],
+) -> None:
+    for twice in (True, False):
+        given = {name: leaf(1, 2, 5, 16) for name in ("q", "k", "v", "query")}
+        given |= {name: leaf(1, 5, 16) for name in ("table", "values")}
+        if twice:
+            given[alike[1]] = given[alike[0]]
+        q, k, v, query, table, vectors = given.values()
+        results = []
+        for backend in ("fused", "reference"):
+            bias, values = QueryBias(query, table), LagValues(vectors)
+            out = attend(q, k, v, bias=bias, values=values, backend=backend)
+            leaves = list(dict.fromkeys(given.values()))
+            results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(1, 1.0), (1, True), ((1, 1), (1.0, 1)), (1, (1, 1, 1)), (1, ([1], 1))]
+)
+def test_a_wrong_window_is_refused_also_after_one_that_is_equal(right: Any, wrong: Any) -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 16).unbind()
+    bias = build("alibi", n_heads=2, d_head=16).score_term(q, torch.arange(5), torch.arange(5))
+    attend(q, k, v, bias=bias, window=right, backend="fused")
+    with pytest.raises((TypeError, ValueError), match=r"^window .*must be"):
+        attend(q, k, v, bias=bias, window=wrong, backend="fused")
+
+
+@pytest.mark.parametrize("dropout", [0.5, 1 - 1e-9, math.nextafter(1, 0)])
+def test_dropout_is_below_one_also_in_the_float32_of_a_kernel(dropout: float) -> None:
+    q = torch.randn(1, 2, 5, 16)
+    none: dict[str, Any] = dict.fromkeys(("bias", "values", "mask", "window", "scale", "q_start"))
+    call = as_call(q, q, q, causal=False, dropout=dropout, **none)
+    rounded = torch.tensor(inputs_of(call)[1].numbers.dropout, dtype=torch.float32).item()
+    assert rounded == pytest.approx(dropout, abs=1e-7)
+    assert rounded < 1

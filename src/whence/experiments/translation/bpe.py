@@ -41,6 +41,7 @@ class Bpe:
 
         self.json = tokenizer
         self.tokenizer: Any = Tokenizer.from_str(tokenizer)
+        self.tokenizer.encode_special_tokens = True  # "</s>" in a text is text
 
     @property
     def vocab_size(self) -> int:

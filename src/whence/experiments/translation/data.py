@@ -72,6 +72,12 @@ def prepared(config: TranslationConfig, out: Path) -> TranslationData:
         valid=config.valid,
         tests=config.tests,
     )
+    for name, pairs in text.tests.items():
+        most = max(config.test_joined, default=0)
+        require(
+            most <= len(pairs),
+            f"test_joined must be at most the {len(pairs)} sentences of {name}, got {most}.",
+        )
     sha256 = text.sha256()
     ours = Experiment(config.fixed(), sha256)
     check_claim(out, ours, command=COMMAND)
@@ -80,12 +86,18 @@ def prepared(config: TranslationConfig, out: Path) -> TranslationData:
         new_model(config, position, seed=0, vocab_size=8)
 
     def write() -> None:
+        # All is made before the first file is written: what is refused leaves none behind.
+        made, rows = None, None
         if not (out / TOKENIZER).is_file():
             both = (*text.train.source, *text.train.target)
-            StoredBpe(trained_bpe(both, config.vocab_size)).save(out / TOKENIZER)
-        if _stored(out / TOKENS, sha256) is None:
-            bpe = read_bpe(out)
-            _store(out / TOKENS, sha256, *encoded(config, bpe, text.train))
+            made = StoredBpe(trained_bpe(both, config.vocab_size))
+        if made is not None or _stored(out / TOKENS, sha256) is None:
+            bpe = read_bpe(out) if made is None else Bpe(made.tokenizer)
+            rows = encoded(config, bpe, text.train)
+        if made is not None:
+            made.save(out / TOKENIZER)
+        if rows is not None:
+            _store(out / TOKENS, sha256, *rows)
 
     claim(out, ours, command=COMMAND, write=write)
     stored = _stored(out / TOKENS, sha256)

@@ -42,7 +42,8 @@ class ParallelText:
     def sha256(self) -> str:
         """Of all sentences, in their order."""
         digest = hashlib.sha256()
-        for name, pairs in {"train": self.train, "valid": self.valid, **self.tests}.items():
+        splits = (("train", self.train), ("valid", self.valid), *self.tests.items())
+        for name, pairs in splits:
             digest.update(f"{name}\n".encode())
             for side in (pairs.source, pairs.target):
                 digest.update("\n".join(side).encode())
@@ -79,7 +80,7 @@ def check_files(folder: Path, languages: tuple[str, str], splits: tuple[str, ...
         for language in languages
         if not (folder / f"{split}.{language}").is_file()
     ]
-    there = sorted(path.name for path in folder.iterdir() if path.suffix)
+    there = sorted(path.name for path in folder.iterdir() if path.suffix and path.is_file())
     require(
         not missing,
         f"{folder} has no {missing[0] if missing else ''}; it has {', '.join(there[:12])}. Name "

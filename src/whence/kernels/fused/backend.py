@@ -261,6 +261,7 @@ def packed(x: Tensor, tokens: bool) -> Tensor:
     return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
 
 
+MOST_DROPOUT = 1 - 2.0**-24  # the largest float32 below 1: kernels divide by 1 - dropout
 MOST_HEADS = 65_535  # batch * heads: CUDA's limit for the second axis of a grid
 # Read once at import: torch.compile traces `refuse`, and can follow a constant but no look-up.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -334,7 +335,10 @@ OPTIONS = {bool, int, float, str, tuple, type(None)}  # what can be compared by 
 
 
 class Known(NamedTuple):
-    """The tensors of a call of `attend`, and its signature: all else that decides how it is run."""
+    """The tensors of a call of `attend`, and its signature: all else that decides how it is run.
+
+    The tensors are in the order of the fields of `Given`.
+    """
 
     tensors: tuple[Tensor, ...]
     signature: Hashable
@@ -352,16 +356,21 @@ def known(
         return None
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
-    if not OPTIONS.issuperset(map(type, options)):
+    # By their types, too: 1 and 1.0 are equal, but only one of them is a window.
+    types = tuple(map(type, options))
+    if tuple in types:
+        types += tuple([type(x) for each in options if type(each) is tuple for x in each])
+    if not OPTIONS.issuperset(types):
         return None
-    tensors = (q, k, v, *bias.tensors(), *(() if values is None else (values.table,)))
+    parts = bias.tensors()
+    tensors = (q, k, v, *(() if values is None else (values.table,)), *parts)
     layouts: list[Hashable] = []
     for x in tensors:
         if type(x) not in (Tensor, Parameter) or x.is_nested or x.layout is not torch.strided:
             return None
         layouts.append((*lies(x), x.requires_grad, x.is_neg()))  # type: ignore[misc]
-    kind = (type(bias), bias.kind(), tensors[3] is q, values is None, torch.is_grad_enabled())
-    return Known(tensors, ("attend", kind, options, *layouts))
+    kind = (type(bias), bias.kind(), parts[0] is q, values is None, torch.is_grad_enabled())
+    return Known(tensors, ("attend", kind, options, types, *layouts))
 
 
 def again(call: Known) -> Float[Tensor, "b h q d_v"] | None:
@@ -384,16 +393,14 @@ def remembered(call: AttentionCall, as_given: Known) -> Float[Tensor, "b h q d_v
 
 
 def _places(given: Given, tensors: Sequence[Tensor]) -> list[int] | None:
-    """The place of each field of `given` in (None, *tensors), or None if one is not there."""
-    left = list(enumerate(tensors, 1))
-    places = []
-    for x in given:
-        found = next((pair for pair in left if pair[1] is x), None)
-        if x is not None and found is None:
-            return None
-        places.append(0 if found is None else found[0])
-        left = [pair for pair in left if pair is not found]
-    return places
+    """The place of each field of `given` in (None, *tensors), or None if one is not there.
+
+    Both are in one order. So the places do not depend on whether a tensor is given twice, which
+    the signature does not say; a tensor that is in no field is passed over.
+    """
+    left = enumerate(tensors, 1)
+    places = [0 if x is None else next((i for i, y in left if y is x), None) for x in given]
+    return None if None in places else places  # type: ignore[return-value]
 
 
 def far_start(call: AttentionCall) -> int | str:
@@ -440,7 +447,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         q_start=sight.q_start,
         before=before,
         after=0 if sight.causal else after,
-        dropout=float(call.dropout),
+        dropout=min(float(call.dropout), MOST_DROPOUT),
         slopes=lag is not None and lag.sloped,
         far=0 if isinstance(far, str) else far,
     )
