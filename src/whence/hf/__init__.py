@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from whence.hf.attaching import Attached, attach, attached
     from whence.hf.loading import from_pretrained
     from whence.hf.pretrained_methods import t5_from, tisa_from_released
+    from whence.hf.rates import parameter_groups
     from whence.methods.rope_settings import rope_from
 
 # Looked up when asked for: transformers' Auto classes import a part of this package while
@@ -19,6 +20,7 @@ _WHERE = {
     "attach": "whence.hf.attaching",
     "attached": "whence.hf.attaching",
     "from_pretrained": "whence.hf.loading",
+    "parameter_groups": "whence.hf.rates",
     "rope_from": "whence.methods.rope_settings",
     "t5_from": "whence.hf.pretrained_methods",
     "tisa_from_released": "whence.hf.pretrained_methods",
@@ -29,6 +31,7 @@ __all__ = [
     "attach",
     "attached",
     "from_pretrained",
+    "parameter_groups",
     "rope_from",
     "t5_from",
     "tisa_from_released",

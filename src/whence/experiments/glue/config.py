@@ -9,6 +9,7 @@ from whence.analysis.glue_results import DROPPED, FORMS, KEPT
 from whence.checks import at_least, one_of, require, unknown
 from whence.experiments.config import ExperimentConfig
 from whence.experiments.glue.tasks import TASKS, task_named
+from whence.hf.rates import POSITION_RATE
 from whence.kernels.attend import BACKENDS
 from whence.methods import METHODS
 
@@ -44,7 +45,7 @@ class GlueConfig(ExperimentConfig):
     batch: int = 32
     exceptions: dict[str, dict[str, float]] = field(default_factory=dict)
     learning_rate: float = 5e-5
-    position_rate: float = 1.5e-3
+    position_rate: float = POSITION_RATE
     warmup: float = 0.06  # share of the steps
     weight_decay: float = 0.01
     max_length: int = 128

@@ -16,7 +16,7 @@ from whence.experiments.processes import processes
 from whence.experiments.progress import Say
 from whence.experiments.trainer import PositionTrainer
 from whence.experiments.training import Trained, fit, shared_arguments
-from whence.hf.attaching import attached
+from whence.hf.rates import own_parameters
 
 LOGS = 10  # looks at the loss in a job: each makes the host wait for the GPU
 
@@ -35,16 +35,13 @@ class FineTuner(PositionTrainer):
         """The library's, with the method's parameters moved to a group of their own."""
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if not fresh or attached(self.model) is None:
+        own = own_parameters(self.model)
+        if not fresh or not own:
             return optimizer
-        own = [p for p in self.model.base_model.whence.parameters() if p.requires_grad]
         ids = {id(parameter) for parameter in own}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in ids]
-        if own:
-            optimizer.add_param_group(
-                {"params": own, "lr": self.position_rate, "weight_decay": 0.0}
-            )
+        optimizer.add_param_group({"params": own, "lr": self.position_rate, "weight_decay": 0.0})
         return optimizer
 
     def floating_point_ops(self, inputs: Any) -> int:
