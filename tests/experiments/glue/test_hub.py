@@ -10,7 +10,7 @@ from whence.experiments.glue import hub
 from whence.experiments.glue.rows import read_task
 from whence.experiments.glue.tasks import TASKS
 
-datasets = pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets", reason="needs datasets: pip install 'whence[hf]'")
 
 
 def as_on_the_hub(name: str, folder: Path) -> Any:
