@@ -4,13 +4,29 @@ from dataclasses import replace
 from statistics import fmean
 
 from tables.results_folder import MISSING, ResultsFolder
-from whence.analysis.glue_results import DROPPED, Glue, table
+from whence.analysis.glue_results import (
+    DROPPED,
+    KEPT,
+    Glue,
+    GlueJob,
+    mean_difference,
+    mean_won_back,
+    table,
+)
 from whence.analysis.slides_glue import KERNELS, MODEL, TABLE_3
-from whence.report.glue_table import difference_cells, tables, task_title
+from whence.report.glue_table import (
+    MEAN,
+    SURE,
+    difference_cells,
+    tables,
+    task_title,
+    won_back_text,
+)
 from whence.report.text_table import NONE, TextTable, markdown
 
 RATES = ("5e-4", "1.5e-3", "5e-3", "1.5e-2")
 FILE = "glue/glue.json"
+FITTED = "glue/followup/distilled.json"
 
 
 def glue_kept(stored: ResultsFolder) -> str:
@@ -104,6 +120,39 @@ def glue_chances(stored: ResultsFolder) -> str:
     return markdown(TextTable("", head, tuple(rows), frozenset(), caption)) + "\n"
 
 
+def glue_fitted(stored: ResultsFolder) -> str:
+    """What S = 3 wins back from a start fitted to the model's table, and from zero."""
+    paths = [stored.path(name) for name in (FILE, FITTED)]
+    if not all(path.is_file() for path in paths):
+        return MISSING.format("whence glue --config results/glue/followup/distilled.toml")
+    zero, fitted = map(Glue.load, paths)
+    kept = tuple(job for job in zero.jobs if job.form == KEPT)
+    fitted = replace(fitted, jobs=(*kept, *fitted.jobs))
+    # The zero start takes the place of the baseline, so that the fitted one is held against it.
+    against = replace(fitted, jobs=(*_of_three(zero, as_kernels=0), *_of_three(fitted)))
+    groups = {task_title(task): (task,) for task in zero.tasks}
+    groups |= {MEAN: zero.tasks, "mean without RTE": tuple(x for x in zero.tasks if x != "rte")}
+    rows, bold = [], set()
+    for place, (name, tasks) in enumerate(groups.items()):
+        only = zero.config | {"tasks": tasks}
+        shares = [mean_won_back(replace(one, config=only), 3) for one in (zero, fitted)]
+        found = mean_difference(replace(against, config=only), DROPPED, 3)
+        if shares[0] is None or found is None:
+            raise ValueError(f"{FILE} and {FITTED} have no seed of {name} in common.")
+        if found.p is not None and found.p < SURE:
+            bold.add((place, 4))
+        lost = f"{shares[0].lost:.1f}"
+        rows.append((name, lost, *map(won_back_text, shares), *difference_cells(found)[1:]))
+    caption = (
+        "Form (b), S = 3. Lost, and the shares of it that are won back, as in the table above; "
+        "then points of the fitted start less those of the start at zero, seed by seed, by "
+        f"Student's paired test (bold: p below {SURE})."
+    )
+    head = ("task", "lost", "from zero", "fitted", "fitted less zero", "95% interval", "p")
+    found_table = TextTable("", (*head, "seeds better"), tuple(rows), frozenset(bold), caption)
+    return markdown(found_table) + "\n"
+
+
 def glue_slides(stored: ResultsFolder) -> str:
     """The slides' own numbers, of another model, for the tasks that were run here."""
     path = stored.path(FILE)
@@ -122,6 +171,12 @@ def glue_slides(stored: ResultsFolder) -> str:
     caption = f"Table 3 of the slides: {MODEL}, medians of 5 runs. They give no CoLA in form (b)."
     found = TextTable("", ("task", *columns), tuple(rows), frozenset(), caption)
     return markdown(found) + "\n"
+
+
+def _of_three(results: Glue, *, as_kernels: int = 3) -> tuple[GlueJob, ...]:
+    """The jobs of form (b) with S = 3, under another number of kernels if wanted."""
+    jobs = (job for job in results.jobs if (job.form, job.kernels) == (DROPPED, 3))
+    return tuple(replace(job, kernels=as_kernels) for job in jobs)
 
 
 def _pair(results: Glue, task: str, form: str) -> str:

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from tables.results_folder import MISSING, ResultsFolder
 from whence.analysis.translation_results import Translation
-from whence.report.text_table import TextTable, markdown
-from whence.report.translation_table import tables
+from whence.report.text_table import TextTable, markdown, minus
+from whence.report.translation_table import SURE, tables
 
 FOLDERS = ("en-de", "en-fr", "en-de-long")
 COMMAND = "whence translate --data multi30k --config results/translation/{0}.toml"
+PAIRS = "translation/pairs.json"
 
 
 def translation_bleu(stored: ResultsFolder) -> str:
@@ -20,6 +21,35 @@ def translation_bleu(stored: ResultsFolder) -> str:
 def translation_sure(stored: ResultsFolder) -> str:
     """Differences from the first position with their intervals."""
     return _each(stored, ("en-de", "en-fr"), lambda table: "how sure" in table.title)
+
+
+def translation_pairs(stored: ResultsFolder) -> str:
+    """Relative positions against each other, with their intervals and seeds."""
+    found = stored.json(PAIRS)
+    if found is None:
+        return MISSING.format(f"python benchmarks/translation_pairs.py RUNS --out results/{PAIRS}")
+    columns = list(dict.fromkeys((one["experiment"], one["test"]) for one in found))
+    rows: dict[tuple[str, str], list[str]] = {}
+    bold = set()
+    for one in found:
+        cells = rows.setdefault((one["position"], one["less"]), [])
+        column = columns.index((one["experiment"], one["test"])) + 1
+        if one["p"] < SURE:
+            bold.add((list(rows).index((one["position"], one["less"])), column))
+        inside = f"[{one['low']:+.1f}, {one['high']:+.1f}]"
+        better = f"{sum(x > 0 for x in one['by_seed'])} of {len(one['by_seed'])}"
+        cells.append(minus(f"{one['mean']:+.1f} {inside} {better}"))
+    table = TextTable(
+        "",
+        ("pair", *(f"{experiment}, {test}" for experiment, test in columns)),
+        tuple((f"`{a}` less `{b}`", *cells) for (a, b), cells in rows.items()),
+        frozenset(bold),
+        "BLEU of the first less that of the second, the mean over seeds, with the 95% interval of "
+        f"the paired bootstrap over test sentences (bold: p below {SURE}), and in how many seeds "
+        f"the first is better. Of {len(found)} tests without any effect {SURE * len(found):.1f} "
+        f"would be below {SURE} by chance.",
+    )
+    return markdown(table) + "\n"
 
 
 def translation_clip(stored: ResultsFolder) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from make_tables import TABLES
+from markdown_cells import cell
 from tables import choosing, lm
 from tables.results_folder import ResultsFolder
 from whence.analysis.lm_results import EMPTY, SCRATCH, SLIDING, Job, Language, LengthLoss
@@ -38,14 +39,6 @@ def losses(name: str, method: str, length: int, how: str = SCRATCH) -> list[floa
 def tuned(name: str, method: str) -> dict[float, float]:
     """By learning rate."""
     return {x["learning_rate"]: x["loss"] for x in raw(name)["tuning"] if x["method"] == method}
-
-
-def cell(table: str, column: str, *first: str) -> str:
-    """The cell under a title, of the one row that begins with these cells."""
-    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
-    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
-    (row,) = (row for row in rows if row[: len(first)] == list(first))
-    return row[head.index(column)]
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -67,7 +67,8 @@ def glue(
         str | None,
         typer.Option(
             metavar="zero|local|released|distilled",
-            help="Where kernels begin; zero unless given. distilled: fitted to the model's table.",
+            help="Where kernels begin; zero unless given. distilled: fitted to the model's table, "
+            "which wins back more of it in form (b).",
         ),
     ] = None,
     share: Annotated[

@@ -110,8 +110,10 @@ def _scores(results: Translation, positions: list[str]) -> TextTable:
                 str(len(jobs)),
             )
         )
-    at_once = max((job.side_by_side for job in results.jobs), default=1)
-    speed = "" if at_once == 1 else f" {at_once} jobs shared the device, so speeds are not its own."
+    numbers = [job.side_by_side for job in results.jobs] or [1]
+    fewest, most = min(numbers), max(numbers)
+    at_once = f"{most}" if fewest == most else f"{fewest} to {most}"
+    speed = "" if most == 1 else f" {at_once} jobs shared the device, so speeds are not its own."
     return TextTable(
         f"{_pair(results)}: BLEU of each position",
         ("position", *results.tests, "steps/s", "parameters", "seeds"),
