@@ -106,7 +106,7 @@ class RowStatistics(NamedTuple):
     """What the query kernel writes for the other kernels of backward; all float32 and packed."""
 
     lse_delta: Any  # [b, h, q, 2]: log-sum-exp in base 2, and delta = rowsum(out * d_out)
-    far_lse_delta: Any  # [2, b, h, q, 2]: the same with the constants of the left and right tails
+    far_lse_delta: Any  # [2, b, h, q, 2]: the same for far tiles, with what a row adds there
     d_mass: Any  # [b, h, q, lag]: d_out @ table^T
 
 
@@ -193,6 +193,7 @@ class Kind(NamedTuple):
     DROPOUT: bool
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
+    UNSCALED: bool  # logits of a tile are in units of q k^T, and so is a laid-out band
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
     EXACT: str  # input_precision for products with a table, which is in float32
 
