@@ -102,7 +102,7 @@ def forward(
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
     if is_short(q, k, v, inputs, numbers, product, curve):
-        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, brief=True)
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve)
         made = _with_made(inputs, extent, tails)
         in_short = _short_call(q, made, numbers, curve, band)
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
@@ -163,7 +163,7 @@ def backward(
     band, extent, tails = kept.band, kept.extent, kept.tails
     brief = is_short(q, k, v, inputs, numbers, product, curve)
     if band is None:  # forward had few queries (`decoded`) and laid no band out
-        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve, brief=brief)
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
     inputs = _with_made(inputs, extent, tails)
     if brief:
         in_short = _short_call(q, inputs, numbers, curve, band)
@@ -188,9 +188,9 @@ def backward(
     if inputs.table is not None:
         d_mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
-    lined = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
-    far_sides = call.tile_kind.by_row or inputs.tails is not None
-    if far_sides and far is None and not lined and not numbers.dropout:
+    of_rows = call.tile_kind.by_row or inputs.tails is not None
+    sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
+    if of_rows and far is None and not sloping_rows and not numbers.dropout:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = _rows(d_out)
@@ -321,7 +321,7 @@ def _decode(
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     band = inputs.band
     if curve is not None and curve.tails:
-        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, raw=True)
+        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, base_2=False)
         inputs, curve = inputs._replace(band=band, tails=tails), None
     elif curve is not None:  # each share evaluates the part of the curve that it looks up
         band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
@@ -364,14 +364,13 @@ def _laid_out(
     product: Product | None,
     curve: CurveBand | None,
     *,
-    brief: bool = False,
-    raw: bool = False,
+    base_2: bool = True,
 ) -> tuple[Any, Any, Any]:
     """The laid-out band (device/band.py), a curve's extent, and the tails of a curve or product.
 
     Each is None if the call does not have it. For a product, band and tails are empty memory that
-    the forward kernel fills. `brief` says that the kernels for short sequences read the band. With
-    `raw` a curve is evaluated but not laid out: its band has the form in which a caller gives one.
+    the forward kernel fills. Without `base_2` a curve is evaluated but not laid out: its band has
+    the form in which a caller gives one.
     """
     b, h, n_q, _ = q.shape
     shape = _band_shape(q, inputs, product, curve)
@@ -386,7 +385,7 @@ def _laid_out(
         tails = plan.empty((4, 1, h, 1), torch.float32)
     elif curve is not None:
         extent = plan.empty((h,), torch.int32)
-    inputs, unscaled = _with_made(inputs, extent, tails), not brief and _unscaled(q, numbers)
+    inputs = _with_made(inputs, extent, tails)
     given = _call(q, k, v, inputs, numbers, inputs.band, None, None, None, curve, raw_band=True)
     if given.kind.PER_ROW:
         band = plan.empty(laid_out, torch.float32)
@@ -397,14 +396,13 @@ def _laid_out(
             KIND=given.kind,
             ROWS=32,
             BLOCK=min(64, _power_of_two(2 * reach + 3)),
-            UNSCALED=unscaled,
         )
         return band, None, None
-    if raw:
+    if not base_2:
         laid_out = shape
     batches, heads, _, width = laid_out
-    copies = 1 if raw else 2 * COPIES.value
-    edge = width // 2 if raw else edge_of(width, numbers.q_start)
+    copies = 2 * COPIES.value if base_2 else 1
+    edge = edge_of(width, numbers.q_start) if base_2 else width // 2
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
@@ -413,8 +411,7 @@ def _laid_out(
         *a.scalars(given.sizes._replace(n_heads=heads, edge=edge)),
         KIND=given.kind,
         BLOCK=1024,
-        LAID_OUT=not raw,
-        UNSCALED=unscaled,
+        BASE_2=base_2,
         CURVE_TAILS=None if curve is None else CURVES[curve.name].tails_of,
         **_curve_constants(curve),
     )
@@ -651,7 +648,6 @@ def _call(
         DROPOUT=numbers.dropout > 0,
         FAR=far is not None,
         TOKENS=by_token(q),
-        UNSCALED=not raw_band and _unscaled(q, numbers),
         PRECISION=_precision(q),
         EXACT=exact,
     )
@@ -706,16 +702,6 @@ def _edge(band: Any, q_start: int, single: bool) -> int:
     if band is None:
         return 0
     return band.shape[-1] // 2 if single else edge_of(band.shape[-1], q_start)
-
-
-def _unscaled(q: Any, numbers: Numbers) -> bool:
-    """Whether the bias of near tiles is added before q k^T is scaled (device/tile.py).
-
-    A product on tensor cores starts from the bias, so the sum costs nothing. In float32 the sum
-    would be rounded once for each product of a dot product instead of once. A scale that is not
-    positive has no inverse, or turns -inf around.
-    """
-    return q.dtype != torch.float32 and numbers.scale > 0.0 and not numbers.slopes
 
 
 def _precision(q: Any) -> str:

@@ -295,7 +295,6 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         DROPOUT=numbers.dropout > 0,
         FAR=False,
         TOKENS=tokens,
-        UNSCALED=False,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         EXACT="ieee" if q.dtype == torch.float32 else "tf32x3",
     )

@@ -193,7 +193,6 @@ class Kind(NamedTuple):
     DROPOUT: bool
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
-    UNSCALED: bool  # logits of a tile are in units of q k^T, and so is a laid-out band
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
     EXACT: str  # input_precision for products with a table, which is in float32
 

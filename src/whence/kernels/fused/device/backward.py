@@ -38,7 +38,6 @@ from whence.kernels.fused.device.tile import (
     sizes_of,
     skewed,
     table_product,
-    to_base_2,
     visible_cells,
     within,
 )
@@ -91,10 +90,12 @@ def tile_gradient(
 ):
     """Weights and dS of one tile."""
     if BY_KEYS:
-        left, right = k, tl.trans(queries.q)
+        logits = tl.dot(k, tl.trans(queries.q), input_precision=KIND.PRECISION)
+        logits = logits * (sizes.scale * LOG2E)
         d_weights = tl.dot(v, tl.trans(queries.d_out), input_precision=KIND.PRECISION)
     else:
-        left, right = queries.q, tl.trans(k)
+        logits = tl.dot(queries.q, tl.trans(k), input_precision=KIND.PRECISION)
+        logits = logits * (sizes.scale * LOG2E)
         d_weights = tl.dot(queries.d_out, tl.trans(v), input_precision=KIND.PRECISION)
     row = place.first_row + place.r
     col = place.first_key + place.c
@@ -106,17 +107,11 @@ def tile_gradient(
     LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
     RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
     there = row < sizes.n_q
-    if NEAR_BAND and KIND.UNSCALED and not UNSTAGED:
-        bias = near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, False)
-        logits = tl.dot(left, right, bias, input_precision=KIND.PRECISION)
-    else:
-        logits = tl.dot(left, right, input_precision=KIND.PRECISION)
-        if not KIND.UNSCALED:
-            logits *= sizes.scale * LOG2E
-        if NEAR_BAND and UNSTAGED and not KIND.PER_ROW:
+    if NEAR_BAND:
+        if UNSTAGED and not KIND.PER_ROW:
             if sizes.reach >= 0:  # always true, see near_bias; the sum inside it saves registers
                 logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, True)
-        elif NEAR_BAND:
+        else:
             logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, False)
     if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
@@ -126,7 +121,7 @@ def tile_gradient(
             lse = lse - line.shift
         if KIND.SLOPES:
             logits += line.level + line.tilt * place.c.to(tl.float32)
-    weights = tl.exp2(logits * to_base_2(sizes, KIND) - lse)
+    weights = tl.exp2(logits - lse)
     if KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN:
         seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE, EVEN)
         if not EVEN:

@@ -30,7 +30,7 @@ from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     COPIES,
     COPY_MARGIN,
-    band_unit,
+    LOG2E,
     copy_length,
     reversed_edge,
     sizes_of,
@@ -54,7 +54,7 @@ def edge_of(width: int, q_start: int) -> int:
 
 @triton.jit(do_not_specialize=[*VARYING])
 def head_layout_kernel(
-    laid_out,  # float32 [b, h, copy, copy_length]; without LAID_OUT, [b, h, 2 * edge + 1]
+    laid_out,  # float32 [b, h, copy, copy_length]; without BASE_2, [b, h, 2 * edge + 1]
     bias,  # the band as the caller gave it; for a curve, this kernel writes extent and tails
     parameters,
     numbers,
@@ -65,8 +65,7 @@ def head_layout_kernel(
     edge,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-    LAID_OUT: tl.constexpr,  # else only evaluate the curve, as decoding needs it
-    UNSCALED: tl.constexpr,  # the unit: that of q k^T, or base 2
+    BASE_2: tl.constexpr,  # lay the band out; else only evaluate the curve, as decoding needs it
     CURVE_AT: tl.constexpr,  # the functions of a curve that makes the band, or None
     CURVE_EXTENT: tl.constexpr,
     CURVE_TAILS: tl.constexpr,
@@ -78,7 +77,7 @@ def head_layout_kernel(
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
     length = 2 * edge + 1
-    if LAID_OUT:
+    if BASE_2:
         length = copy_length(edge)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     copy = tl.program_id(2)
@@ -119,8 +118,8 @@ def head_layout_kernel(
         left = left + left_slope * distance
         right = right + right_slope * distance
         cells = tl.where(inside, cells, tl.where(lag < 0, left, right))
-    if LAID_OUT:
-        cells = cells * band_unit(sizes, UNSCALED)
+    if BASE_2:
+        cells = cells * LOG2E
         if KIND.BEFORE:
             cells = tl.where(lag < -sizes.before, float("-inf"), cells)
         if KIND.AFTER:
@@ -143,7 +142,6 @@ def row_layout_kernel(
     KIND: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    UNSCALED: tl.constexpr,
 ):
     """One block of rows (program 0) of one head of one sequence (program 1)."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
@@ -166,7 +164,7 @@ def row_layout_kernel(
         cells = tl.load(band + (place - 1), mask=there & inside, other=0.0)
         cells = tl.where(inside, cells, tl.where(place == 0, left[:, None], right[:, None]))
         out = laid_out + (bh * sizes.n_q + row)[:, None] * width + place
-        tl.store(out, cells * band_unit(sizes, UNSCALED), mask=there & (place < width))
+        tl.store(out, cells * LOG2E, mask=there & (place < width))
 
 
 class DeviceCurve(NamedTuple):

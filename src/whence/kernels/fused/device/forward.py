@@ -11,7 +11,6 @@ from whence.kernels.fused.device.tile import (
     Place,
     RowBlock,
     Tails,
-    band_unit,
     columns,
     dropout_factor,
     far_line,
@@ -30,7 +29,6 @@ from whence.kernels.fused.device.tile import (
     sizes_of,
     skewed,
     table_product,
-    to_base_2,
     visible_cells,
     within,
 )
@@ -188,22 +186,15 @@ def attended(
     there = rows.there[:, None]
     row = (rows.first_row + r)[:, None]
     first = rows.first_row + sizes.q_start
-    unit = to_base_2(sizes, KIND)
+    scale = sizes.scale * LOG2E
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         col = (block + c)[None, :]
         k_tile = load_rows(k, block, c[None, :], d[:, None], sizes.n_k, KIND.D, TILE.EVEN)
+        logits = tl.dot(q, k_tile, input_precision=KIND.PRECISION) * scale
         shift = 0.0
         if NEAR_BAND:
             place = Place(rows.first_row, r[:, None], block, c[None, :])
-            bias = near_bias(head, place, there, sizes, KIND, TILE.EVEN, False, False)
-        if KIND.UNSCALED and NEAR_BAND:
-            logits = tl.dot(q, k_tile, bias, input_precision=KIND.PRECISION)
-        else:
-            logits = tl.dot(q, k_tile, input_precision=KIND.PRECISION)
-            if not KIND.UNSCALED:
-                logits *= sizes.scale * LOG2E
-            if NEAR_BAND:
-                logits += bias
+            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, False, False)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
@@ -214,9 +205,9 @@ def attended(
         if MASKED:
             seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE, TILE.EVEN)
             logits = tl.where(seen, logits, float("-inf"))
-        higher = tl.maximum(top, tl.max(logits, 1) * unit + shift)
+        higher = tl.maximum(top, tl.max(logits, 1) + shift)
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(logits * unit - (base - shift)[:, None])
+        weights = tl.exp2(logits - (base - shift)[:, None])
         shrink = tl.exp2(top - base)
         weight = tl.sum(weights, 1)
         total = total * shrink + weight
@@ -247,7 +238,7 @@ def attended(
                 inside = within(lag, reach)
                 if KIND.RAW_BAND or not TILE.EVEN:  # in decoding a tile has rows that do not exist
                     inside = inside & there & (col < sizes.n_k)
-                tl.store(cells, logits * unit, mask=inside)
+                tl.store(cells, logits, mask=inside)
         v_tile = load_rows(v, block, c[:, None], d_v[None, :], sizes.n_k, KIND.D_V, TILE.EVEN)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=KIND.PRECISION)
@@ -324,12 +315,13 @@ def product_band(
     tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
     tl.store(tails + r * bias.tail_q, left, mask=there)
     tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
-    unit = band_unit(sizes, KIND.UNSCALED)
+    left *= LOG2E
+    right *= LOG2E
     band = bias.band + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
     ends = band + r * bias.band_q
-    tl.store(ends, left * unit, mask=there)
-    tl.store(ends + (last + 1), right * unit, mask=there)
-    tl.store(ends + (last + 2), right * unit, mask=there)
+    tl.store(ends, left, mask=there)
+    tl.store(ends + (last + 1), right, mask=there)
+    tl.store(ends + (last + 2), right, mask=there)
     for lag_start in tl.range(0, last, 32, num_stages=1):
         lag = lag_start + tl.arange(0, 32)
         total = tl.zeros([r.shape[0], 32], dtype=tl.float32)
@@ -342,9 +334,9 @@ def product_band(
             total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
-        tl.store(cells, total * (product.scale * unit), mask=inside)
+        tl.store(cells, total * (product.scale * LOG2E), mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    return Tails(left * LOG2E, 0.0, right * LOG2E, 0.0)
+    return Tails(left, 0.0, right, 0.0)
 
 
 @triton.jit

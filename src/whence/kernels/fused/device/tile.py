@@ -94,24 +94,6 @@ def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
 
 
 @triton.jit
-def to_base_2(sizes, KIND: tl.constexpr):
-    """The factor by which the logits of a tile are multiplied, to be in base 2."""
-    factor = 1.0
-    if KIND.UNSCALED:
-        factor = sizes.scale * LOG2E
-    return factor
-
-
-@triton.jit
-def band_unit(sizes, UNSCALED: tl.constexpr):
-    """The factor from a caller's band to a laid-out one, in the unit of a tile's logits."""
-    unit = LOG2E + 0.0
-    if UNSCALED:
-        unit = 1.0 / sizes.scale
-    return unit
-
-
-@triton.jit
 def head_rows(x, b, h):
     """The rows of one head."""
     return Rows(x.ptr + b * x.stride_b + h * x.stride_h, x.stride_b, x.stride_h, x.stride_n)
