@@ -124,7 +124,7 @@ def forward(
     inputs = _with_made(inputs, extent, tails)
     call = _call(q, k, v, inputs, numbers, band, far, None, product, curve)
     tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
-    even = k.shape[2] % tiles.keys == 0
+    even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     plan.launch(
         forward_kernel,
         (_ceil(n_q, tiles.rows), b * h),
@@ -188,7 +188,9 @@ def backward(
     if inputs.table is not None:
         d_mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
-    if call.tile_kind.by_row and far is None and not numbers.slopes and not numbers.dropout:
+    of_rows = call.tile_kind.by_row or inputs.tails is not None
+    sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
+    if of_rows and far is None and not sloping_rows and not numbers.dropout:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = _rows(d_out)
@@ -217,6 +219,7 @@ def backward(
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
         BALANCED=balanced,
         TWICE=balanced and n_q <= FEW_ROWS,
+        KEY_ROWS=by_keys.rows,
     )
     few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None

@@ -106,7 +106,7 @@ class RowStatistics(NamedTuple):
     """What the query kernel writes for the other kernels of backward; all float32 and packed."""
 
     lse_delta: Any  # [b, h, q, 2]: log-sum-exp in base 2, and delta = rowsum(out * d_out)
-    far_lse_delta: Any  # [2, b, h, q, 2]: the same with the constants of the left and right tails
+    far_lse_delta: Any  # [2, b, h, q, 2]: the same for far tiles, with what a row adds there
     d_mass: Any  # [b, h, q, lag]: d_out @ table^T
 
 

@@ -26,6 +26,7 @@ from whence.kernels.fused.device.tile import (
     head_of,
     head_rows,
     key_range,
+    load_cells,
     load_far,
     load_rows,
     load_tails,
@@ -84,7 +85,7 @@ def tile_gradient(
     REGION: tl.constexpr,
     EVEN: tl.constexpr,  # no tile extends beyond the last row or key
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
-    PREPARED: tl.constexpr,  # lse and delta include the constants of the far side already
+    PREPARED: tl.constexpr,  # lse and delta include what a row adds on the far side already
     UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """Weights and dS of one tile."""
@@ -105,23 +106,27 @@ def tile_gradient(
     WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW
     LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
     RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
+    there = row < sizes.n_q
     if NEAR_BAND:
         if UNSTAGED and not KIND.PER_ROW:
             if sizes.reach >= 0:  # always true, see near_bias; the sum inside it saves registers
-                logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, True)
+                logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, True)
         else:
-            logits += near_bias(head, place, row < sizes.n_q, sizes, KIND, BY_KEYS, False)
-    if KIND.TAILS and REGION != 1 and not PREPARED:
+            logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, False)
+    if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
         line = far_line(head.tails, ahead, place.r, REGION, KIND.SLOPES, LEVEL)
-        lse = lse - line.shift
+        if not PREPARED:
+            lse = lse - line.shift
         if KIND.SLOPES:
             logits += line.level + line.tilt * place.c.to(tl.float32)
     weights = tl.exp2(logits - lse)
     if KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN:
-        seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE)
-        weights = tl.where(seen & (row < sizes.n_q), weights, 0.0)
+        seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE, EVEN)
+        if not EVEN:
+            seen = seen & there
+        weights = tl.where(seen, weights, 0.0)
     if KIND.VALUES and not PREPARED:
         reach = sizes.value_reach
         if REGION == 1:
@@ -130,9 +135,9 @@ def tile_gradient(
             index += place.r * (2 * reach + 1) + reach
             if BY_KEYS:
                 if sizes.reach >= 0:  # always true, see near_bias
-                    d_weights += tl.load(d_mass.ptr + index, mask=row < sizes.n_q, other=0.0)
+                    d_weights += load_cells(d_mass.ptr + index, there, EVEN)
             else:
-                d_weights += tl.load(d_mass.ptr + index, mask=row < sizes.n_q, other=0.0)
+                d_weights += load_cells(d_mass.ptr + index, there, EVEN)
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
             if REGION == 2:
@@ -188,6 +193,7 @@ def query_kernel(
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,  # correct dS so that every row sums to zero
     TWICE: tl.constexpr,  # ... in this kernel too, by an additional first pass over the keys
+    KEY_ROWS: tl.constexpr,  # rows of a far tile of the key kernel
 ):
     """One block of query rows (program 0) of one head (program 1).
 
@@ -239,13 +245,20 @@ def query_kernel(
         of_head = table.ptr + h * table.stride_h
         d_left_mass, d_right_mass = mass_gradients(d_mass_ptr, of_head, d_tile, rows, sizes, KIND)
     if statistics.far_lse_delta is not None:
-        # lse and delta for the far tiles of each side, with the constants of that side included.
+        # lse and delta for the far tiles of each side, with what a row adds there included. With
+        # slopes that is the part of the line within a tile of the key kernel (far_line).
+        left_shift = tails.left
+        right_shift = tails.right
+        if KIND.SLOPES:
+            within_tile = (index % KEY_ROWS).to(tl.float32)
+            left_shift = tails.left_slope * within_tile
+            right_shift = -tails.right_slope * within_tile
         side = statistics.far_lse_delta + place * 2
-        tl.store(side, lse - tails.left, mask=there)
+        other_side = side + tl.num_programs(1).to(tl.int64) * sizes.n_q * 2
+        tl.store(side, lse - left_shift, mask=there)
         tl.store(side + 1, delta - d_left_mass, mask=there)
-        side += tl.num_programs(1).to(tl.int64) * sizes.n_q * 2
-        tl.store(side, lse - tails.right, mask=there)
-        tl.store(side + 1, delta - d_right_mass, mask=there)
+        tl.store(other_side, lse - right_shift, mask=there)
+        tl.store(other_side + 1, delta - d_right_mass, mask=there)
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
     d_band = gradients.d_band
     if d_band is not None:
@@ -285,6 +298,9 @@ def query_kernel(
                 )
     if BALANCED:
         tl.store(pair + 1, delta + sums.imbalance, mask=there)
+        if statistics.far_lse_delta is not None and not KIND.VALUES:
+            tl.store(side + 1, delta + sums.imbalance, mask=there)
+            tl.store(other_side + 1, delta + sums.imbalance, mask=there)
     d_q = sums.d_q * sizes.scale
     if KIND.FAR:
         m = sizes.n_q - sizes.far_start
@@ -323,8 +339,12 @@ def delta_of(output, d_out, cells, there):
 
 @triton.jit
 def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
-    """The sums before any key."""
+    """The sums before any key.
+
+    A causal row has one tail. Its mass is what is left of 1 by the other keys, which are fewer.
+    """
     WIDTH: tl.constexpr = KIND.BLOCK_D
+    left_mass = 1.0 if KIND.CAUSAL and not KIND.FAR else 0.0
     return RowSums(
         tl.zeros([ROWS, WIDTH], dtype=tl.float32),
         tl.zeros([ROWS], dtype=tl.float32),
@@ -332,7 +352,7 @@ def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
         tl.zeros([ROWS], dtype=tl.float32),
         tl.zeros([ROWS], dtype=tl.float32),
         tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
+        tl.full([ROWS], left_mass, dtype=tl.float32),
         tl.zeros([ROWS], dtype=tl.float32),
         tl.zeros([ROWS], dtype=tl.float32),
         tl.zeros([ROWS], dtype=tl.float32),
@@ -385,6 +405,7 @@ def summed_keys(
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
     TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
+    LEFT_REST: tl.constexpr = KIND.CAUSAL and not KIND.FAR  # see empty_sums
     (
         d_q,
         d_left,
@@ -427,10 +448,12 @@ def summed_keys(
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)
         if gradients.d_band is not None and REGION == 1:
-            inside = within(lag, reach) & (first_row + r < sizes.n_q)
+            inside = within(lag, reach)
+            if not TILE.EVEN:
+                inside = inside & (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
             zero = block - (first_row + sizes.q_start) + reach
             cells = skewed(gradients.d_band, zero, r, c[None, :], 2 * reach + 1)
-            tl.store(cells, d_logits, mask=inside & (cols < sizes.n_k)[None, :])
+            tl.store(cells, d_logits, mask=inside)
         d_row = imbalance
         if BALANCED:
             d_row = tl.sum(d_logits, 1)
@@ -438,13 +461,17 @@ def summed_keys(
         if TAIL_SUMS:
             if REGION == 1:
                 d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
-                left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
+                if LEFT_REST:
+                    left_mass -= tl.sum(tl.where(lag < -reach, 0.0, weights), 1)
+                else:
+                    left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
                 if not KIND.CAUSAL:
                     d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
                     right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
             elif REGION == 0:
                 d_left += d_row
-                left_mass += tl.sum(weights, 1)
+                if not LEFT_REST:
+                    left_mass += tl.sum(weights, 1)
             else:
                 d_right += d_row
                 right_mass += tl.sum(weights, 1)

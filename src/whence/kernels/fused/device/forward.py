@@ -194,7 +194,7 @@ def attended(
         shift = 0.0
         if NEAR_BAND:
             place = Place(rows.first_row, r[:, None], block, c[None, :])
-            logits += near_bias(head, place, there, sizes, KIND, False, False)
+            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, False, False)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
@@ -203,7 +203,7 @@ def attended(
             elif KIND.SLOPES:
                 logits += (line.tilt * c.to(tl.float32))[None, :]
         if MASKED:
-            seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE)
+            seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE, TILE.EVEN)
             logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1) + shift)
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -235,7 +235,10 @@ def attended(
                 if KIND.DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
                 cells = skewed(mass, block - first + reach, r[:, None], c[None, :], 2 * reach + 1)
-                tl.store(cells, logits, mask=within(lag, reach) & there & (col < sizes.n_k))
+                inside = within(lag, reach)
+                if KIND.RAW_BAND or not TILE.EVEN:  # in decoding a tile has rows that do not exist
+                    inside = inside & there & (col < sizes.n_k)
+                tl.store(cells, logits, mask=inside)
         v_tile = load_rows(v, block, c[:, None], d_v[None, :], sizes.n_k, KIND.D_V, TILE.EVEN)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=KIND.PRECISION)

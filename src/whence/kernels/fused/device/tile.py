@@ -245,10 +245,13 @@ def visible_cells(
     KIND: tl.constexpr,
     LEFT_EDGE: tl.constexpr,  # the tile may hold cells to the left of the window
     RIGHT_EDGE: tl.constexpr,
+    EVEN: tl.constexpr,  # no tile extends beyond the last key
 ):
     """Which cells count: within the keys, the window, the padding mask and the segment."""
     lag = col - (row + sizes.q_start)
-    seen = (col < sizes.n_k) & (row >= 0)
+    seen = row >= 0
+    if not EVEN:
+        seen = seen & (col < sizes.n_k)
     if LEFT_EDGE:
         seen = seen & (lag >= -sizes.before)
     if RIGHT_EDGE:
@@ -323,6 +326,7 @@ def near_bias(
     there,
     sizes,
     KIND: tl.constexpr,
+    EVEN: tl.constexpr,  # all rows of the tile exist
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
     UNSTAGED: tl.constexpr,  # load a shared band directly, not through shared memory
 ):
@@ -354,9 +358,9 @@ def near_bias(
             # memory, which is slow for the scattered cells of a row's own band.
             bias = 0.0 * index.to(tl.float32)
             if sizes.reach >= 0:
-                bias = tl.load(head.band + index, mask=there, other=0.0)
+                bias = load_cells(head.band + index, there, EVEN)
         else:
-            bias = tl.load(head.band + index, mask=there, other=0.0)
+            bias = load_cells(head.band + index, there, EVEN)
         if KIND.SLOPES:
             slope = tl.where(lag < 0, tails.left_slope, tails.right_slope)
             slope *= tl.abs(lag).to(tl.float32)
@@ -378,6 +382,12 @@ def near_bias(
         line = tl.multiple_of(line, (COPIES, COPIES))
         bias = tl.load(head.band + tl.multiple_of(start, COPIES) + (line + across))
     return bias
+
+
+@triton.jit
+def load_cells(place, there, EVEN: tl.constexpr):
+    """The numbers at these addresses, or 0 where there is none."""
+    return tl.load(place) if EVEN else tl.load(place, mask=there, other=0.0)
 
 
 @triton.jit
