@@ -30,6 +30,8 @@ from whence.kernels.fused.device.tile import (
     load_far,
     load_rows,
     load_tails,
+    masked_left,
+    masked_right,
     near_bias,
     near_reach_of,
     packed_row,
@@ -101,11 +103,9 @@ def tile_gradient(
     col = place.first_key + place.c
     lse = queries.lse
     delta = queries.delta
-    # A band laid out for a head has the window built in: it is -inf outside.
     NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
-    WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW
-    LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
-    RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
+    LEFT_EDGE: tl.constexpr = masked_left(KIND, REGION)
+    RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
     there = row < sizes.n_q
     if NEAR_BAND:
         if UNSTAGED and not KIND.PER_ROW:

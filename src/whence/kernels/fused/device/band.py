@@ -5,7 +5,8 @@ tails beyond its reach and -inf outside the window. There are four copies, of wh
 at lag -edge - i. Row r of a tile looks its lags up in copy r % 4, where the first of them is at a
 multiple of four, so that one load brings four cells. The key kernel, whose tiles are transposed,
 has four copies in reverse. For a row the band extends one place beyond its reach on each side,
-where it holds the constant of the tail; the look-up is clipped to these places.
+where it holds the constant of the tail; the look-up is clipped to these places. Of a causal call it
+holds -inf at lags above 0.
 
 A curve has up to three parameter tensors (whence.lag.deferred says what they are). Kernels evaluate
 it through device functions of a head h and a block of lags, which they take as compile-time
@@ -163,6 +164,8 @@ def row_layout_kernel(
         inside = (place > 0) & (place < width - 1)
         cells = tl.load(band + (place - 1), mask=there & inside, other=0.0)
         cells = tl.where(inside, cells, tl.where(place == 0, left[:, None], right[:, None]))
+        if KIND.CAUSAL:
+            cells = tl.where(place > sizes.reach + 1, float("-inf"), cells)
         out = laid_out + (bh * sizes.n_q + row)[:, None] * width + place
         tl.store(out, cells * LOG2E, mask=there & (place < width))
 

@@ -21,6 +21,8 @@ from whence.kernels.fused.device.tile import (
     load_far,
     load_rows,
     load_tails,
+    masked_left,
+    masked_right,
     near_bias,
     near_reach_of,
     packed_row,
@@ -171,11 +173,9 @@ def attended(
     With a value table, the near tiles also store their logits at `mass`, by lag.
     """
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
-    # A band laid out for a head has the window built in: it is -inf outside.
     NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
-    WINDOWED: tl.constexpr = NEAR_BAND and not KIND.PER_ROW and not KIND.RAW_BAND
-    LEFT_EDGE: tl.constexpr = KIND.BEFORE and REGION < 2 and not WINDOWED
-    RIGHT_EDGE: tl.constexpr = KIND.AFTER and REGION > 0 and not WINDOWED
+    LEFT_EDGE: tl.constexpr = masked_left(KIND, REGION)
+    RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
     MASKED: tl.constexpr = KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not TILE.EVEN
     acc, top, total, left_mass, right_mass = state
     start, stop = region_of(keys, REGION)
@@ -317,11 +317,14 @@ def product_band(
     tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
     left *= LOG2E
     right *= LOG2E
+    beyond = right  # what the band holds beyond its reach
+    if KIND.CAUSAL:
+        beyond = tl.full(r.shape, float("-inf"), dtype=tl.float32)
     band = bias.band + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
     ends = band + r * bias.band_q
     tl.store(ends, left, mask=there)
-    tl.store(ends + (last + 1), right, mask=there)
-    tl.store(ends + (last + 2), right, mask=there)
+    tl.store(ends + (last + 1), tl.where(last == 0, right, beyond), mask=there)
+    tl.store(ends + (last + 2), beyond, mask=there)
     for lag_start in tl.range(0, last, 32, num_stages=1):
         lag = lag_start + tl.arange(0, 32)
         total = tl.zeros([r.shape[0], 32], dtype=tl.float32)
@@ -334,7 +337,10 @@ def product_band(
             total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
-        tl.store(cells, total * (product.scale * LOG2E), mask=inside)
+        total *= product.scale * LOG2E
+        if KIND.CAUSAL:
+            total = tl.where((lag > sizes.reach)[None, :], float("-inf"), total)
+        tl.store(cells, total, mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     return Tails(left, 0.0, right, 0.0)
 

@@ -236,6 +236,24 @@ def region_of(keys, REGION: tl.constexpr):
     return start, stop
 
 
+@triton.constexpr_function
+def masked_left(kind, region):
+    """Whether the left end of the window is compared for, cell by cell; region 1 is near.
+
+    A band laid out for a head has both ends built in: it is -inf outside the window. One laid out
+    for a row has the right end built in if the call is causal.
+    """
+    built_in = kind.BAND and not kind.PER_ROW and not kind.RAW_BAND
+    return kind.BEFORE and region < 2 and not (built_in and region == 1)
+
+
+@triton.constexpr_function
+def masked_right(kind, region):
+    """The same of the right end."""
+    built_in = kind.BAND and (kind.CAUSAL or not kind.PER_ROW) and not kind.RAW_BAND
+    return kind.AFTER and region > 0 and not (built_in and region == 1)
+
+
 @triton.jit
 def visible_cells(
     row,
