@@ -341,9 +341,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def launched(self: Any, kernel: Any, *rest: Any, **options: Any) -> None:
         launch(self, Compiler(kernel), *rest, **options)
 
-    def run_in_order(self: Any, arguments: list[Any], tensors: list[Any]) -> None:
+    def run_in_order(self: Any, values: list[Any], tensors: list[Any]) -> None:
         for _, step in self._steps:
-            step(arguments, tensors, 0)
+            step(values, tensors, 0)
 
     monkeypatch.setattr(plan.Plan, "__init__", started)
     monkeypatch.setattr(plan.Plan, "launch", launched)
@@ -376,7 +376,7 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
         for x in results[0]:
             assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
     assert len(as_on_a_gpu) == 2
-    assert any(plan._workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
+    assert any(plan.workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
 
 
 def test_a_learned_slope_takes_no_kernel_for_the_gradient_of_a_band() -> None:
