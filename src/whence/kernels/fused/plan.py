@@ -14,9 +14,10 @@ every call with the same signature runs the same `Plan` on its own tensors.
 """
 
 import functools
+import itertools
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -298,15 +299,13 @@ class Plan:
         rooms = {place: self._rooms.pop(place) for place in places}
         if not rooms:
             return None
-        whole = self.empty((sum(room.size for room in rooms.values()),), torch.uint8)
+        whole = self.empty((size_of(rooms.values()),), torch.uint8)
         self._lay(whole, rooms)
         return whole
 
     def _lay(self, whole: Slot, rooms: dict[int, Room]) -> None:
-        offset = 0
-        for place, room in rooms.items():
+        for (place, room), offset in zip(rooms.items(), offsets(rooms.values()), strict=True):
             self._parts.append((place, whole.index, offset, room))
-            offset += room.size
 
     def _place(self, argument: Any) -> int:
         """The place of an argument of a kernel: a slot, a constant, or a group of arguments.
@@ -393,8 +392,25 @@ def slots_of(given: Tensors) -> list[Slot | None]:
     ]
 
 
+def size_of(rooms: Iterable[Room | None]) -> int:
+    """The bytes of all that `Plan.together` puts into one tensor."""
+    return sum(room.size for room in rooms if room is not None)
+
+
+def offsets(rooms: Iterable[Room]) -> list[int]:
+    """Where each of them begins in that tensor."""
+    return [0, *itertools.accumulate(room.size for room in rooms)][:-1]
+
+
+def parts_of(whole: Tensor, rooms: Sequence[Room | None]) -> list[Tensor | None]:
+    """The tensors that `Plan.together` put into one."""
+    there = [room for room in rooms if room is not None]
+    found = map(part, itertools.repeat(whole), offsets(there), there)
+    return [None if room is None else next(found) for room in rooms]
+
+
 def part(whole: Tensor, offset: int, room: Room) -> Tensor:
-    """The tensor of a slot that lies in a tensor of bytes."""
+    """The tensor that lies in a tensor of bytes."""
     size = math.prod(room.shape) * room.dtype.itemsize
     typed = whole[offset : offset + size].view(room.dtype)
     return typed.as_strided(room.shape, room.strides, typed.storage_offset())
