@@ -349,6 +349,11 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(plan.Plan, "launch", launched)
     monkeypatch.setattr(plan.Plan, "_start", run_in_order)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of the CPU
+    monkeypatch.setattr(
+        torch._C._dynamo.guards,
+        "_empty_strided_cuda",
+        lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
+    )
     return made
 
 
