@@ -139,10 +139,21 @@ def test_a_tensor_given_twice_is_no_other_than_two_alike() -> None:
     assert_right(*(leaf(1, 2, 5, 16) for _ in range(3)), band)
 
 
-@pytest.mark.parametrize("spec", ["tisa", "t5", "shaw:clip=3"])
-def test_saved_tensors_that_hooks_moved_give_the_same_gradients(spec: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "n", "dtype"),
+    [
+        ("tisa", 9, torch.float32),
+        ("tisa", 70, torch.float16),  # which saves a residual in the layout of the output
+        ("t5", 9, torch.float32),
+        ("shaw:clip=3", 9, torch.float32),
+    ],
+)
+def test_saved_tensors_that_hooks_moved_give_the_same_gradients(
+    spec: str, n: int, dtype: torch.dtype
+) -> None:
     method = build(spec, n_heads=2, d_head=16)
-    q, k, v = (torch.randn(1, 9, 2, 16).transpose(1, 2).requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(1, n, 2, 16).to(dtype).transpose(1, 2) for _ in range(3))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
     results = []
 
     def moved(x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ CASES = {  # a method or a kind of bias, the number of queries, and further opti
     "t5": ("t5:buckets=4,max_distance=8", N, {"causal": True}),
     "alibi": ("alibi", N, {"causal": True}),
     "shaw": ("shaw:clip=2", N, {}),
+    "shaw in half precision": ("shaw:clip=2", N, {}),
     "kerple": ("kerple", N, {}),
     "a band": ("band", N, {"window": 5}),
     "a band with tails, values and a mask": (
@@ -41,7 +42,7 @@ CASES = {  # a method or a kind of bias, the number of queries, and further opti
     "few queries of t5": ("t5:buckets=4,max_distance=8", 2, {"causal": True}),
     "few queries of a band": ("band", 2, {"causal": True}),
 }
-BY_TOKEN = {"tisa", "shaw"}  # q, k and v as projections leave them
+BY_TOKEN = {"tisa", "shaw", "shaw in half precision"}  # q, k and v as projections leave them
 CHECKS = (
     "test_schema",
     "test_autograd_registration",
@@ -63,6 +64,8 @@ def arguments(case: str) -> tuple[Any, ...]:
         q, k, v = (x.requires_grad_() for x in (q, k, v))
     else:
         q, k, v = (leaf(B, H, n, D) for n in (n_q, n_k, n_k))
+    if "half" in case:
+        q, k, v = (x.detach().half().requires_grad_() for x in (q, k, v))
     bias: Any = None
     values = None
     if spec == "band":

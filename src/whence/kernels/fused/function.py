@@ -6,9 +6,11 @@ call is the operator whence::lag_attention, which the compiler does not look int
 hold one operator that runs the first plan and one that runs the second.
 
 A call is a list of tensors, a text that names the field of `Given` of each, and its numbers
-(`Call.flat`). The output comes with its *state*: all that the gradients need, in one tensor.
+(`Call.flat`). The output comes with its residual, which lies in memory as it does, and with its
+*state*: all else that the gradients need, in one tensor of bytes.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -109,9 +111,9 @@ class LagAttention(torch.autograd.Function):
 def attended(
     tensors: Sequence[Tensor], names: str, numbers: tuple[Any, ...], *, recorded: bool
 ) -> Sequence[Any]:
-    """The output of a call; if it is recorded, also its state and the far keys' results.
+    """The output of a call; if it is recorded, also residual, state and the far keys' results.
 
-    A call without a state, or without far keys, returns fewer tensors.
+    Those of them that the call does not have are left out.
     """
     signature = ("output", names, numbers, recorded, *map(lies, tensors))
     plan = PLANS.get(signature)
@@ -142,20 +144,23 @@ def gradients(
     if plan is not None:
         return plan.run((d_out, *saved))  # type: ignore[no-any-return]
     call, count = Call.from_flat(numbers), len(names.split())
-    given, (out, *results) = _fields(names, saved[:count]), saved[count:]
+    given, results = _fields(names, saved[:count]), list(saved[count:])
+    rooms = kept_rooms(given, call)
     # Hooks on saved tensors (as for offloading) may have returned copies with other strides.
-    as_made = packed(out, by_token(given.q))
+    for place in range(1 if rooms.out_residual is None else 2):  # the output and its residual
+        results[place] = packed(results[place], by_token(given.q))
     rows = d_out.resolve_neg()  # kernels read raw memory
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    every = [rows, *saved[:count], as_made, *results]
+    every = [rows, *saved[:count], *results]
     if call.numbers.far:
-        kept = Kept(out, *parts_of(results[0], kept_rooms(given, call)[1:]))
+        state = results[1 if rooms.out_residual is None else 2]
+        kept = Kept(*parts_of(state, in_state(rooms)))
         inputs = given.inputs
         inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
-        rest = (as_made, kept.lse, inputs, call.numbers)
+        rest = (results[0], kept.lse, inputs, call.numbers)
         parts = far_gradients(rows, given.q, given.k, given.v, *rest)
         every += [*parts.left, *(parts.right or ())]
-    if call.numbers.far or as_made is not out or rows is not d_out:
+    if any(x is not y for x, y in itertools.zip_longest(every, (d_out, *saved))):
         signature = ("gradients elsewhere", names, numbers, learned, *map(lies, every))
     plan = PLANS.find(
         signature, lambda: backward_plan(slots_of(every), names, call, rows.device, learned)
@@ -182,8 +187,8 @@ def forward_plan(
             call.curve_band(given),
             recorded=recorded,
         )
-        state = plan.together(kept[1:]) if recorded else None
-        plan.returns(kept.out, *_there([state]))
+        state = plan.together(in_state(kept)) if recorded else None
+        plan.returns(*_there([kept.out, kept.out_residual, state]))
         return plan
 
     return TILES.fit("forward", _width(given), given.q.dtype, device, make)
@@ -195,9 +200,11 @@ def backward_plan(
     """The plan of the gradients, from d_out, the call's tensors and what forward saved."""
     fields, wanted = names.split(), learned.split()
     count = 1 + len(fields)
-    d_out, given, (out, *rest) = slots[0], _fields(names, slots[1:count]), slots[count:]
-    rooms = kept_rooms(given, call)[1:]
-    state = rest.pop(0) if any(rooms) else None
+    d_out, given, rest = slots[0], _fields(names, slots[1:count]), list(slots[count:])
+    rooms = kept_rooms(given, call)
+    out = rest.pop(0)
+    residual = None if rooms.out_residual is None else rest.pop(0)
+    state = rest.pop(0) if any(in_state(rooms)) else None
     sides = 0 if not call.numbers.far else 1 if call.numbers.after == 0 else 2
     far, elsewhere = rest[: 2 * sides], rest[2 * sides :]
     far_parts = None
@@ -211,7 +218,7 @@ def backward_plan(
             plan,
             d_out,
             *given[:3],
-            Kept(out, *plan.apart(state, rooms)),
+            Kept(*plan.apart(state, in_state(rooms)))._replace(out=out, out_residual=residual),
             given.inputs,
             *_near(call.numbers, far),
             tiles,
@@ -265,6 +272,11 @@ def trying(tiles: TileSet) -> Iterator[None]:
             yield
     finally:
         PLANS.forget()
+
+
+def in_state(kept: Kept) -> Kept:
+    """Those fields that are parts of the state."""
+    return kept._replace(out=None, out_residual=None)
 
 
 def kept_rooms(given: Given, call: Call) -> Kept:
@@ -382,19 +394,16 @@ def _forward(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> list[Tensor]:
     given, call = _fields(names, tensors), Call.from_flat(numbers)
-    rooms = kept_rooms(given, call)
-    out = _empty(rooms.out, given.q)
+    rooms, far = kept_rooms(given, call), list[Room]()
     if not recorded:
-        return [out]
-    state, far, (b, h, n_q, d_v) = [], list[Tensor](), out.shape
-    if any(rooms[1:]):
-        state = [given.q.new_empty((size_of(rooms[1:]),), dtype=torch.uint8)]
+        return [_empty(rooms.out, given.q)]
+    state = Room((size_of(in_state(rooms)),), torch.uint8) if any(in_state(rooms)) else None
     if call.numbers.far:
-        m = n_q - call.numbers.far
-        for _ in range(1 if call.numbers.after == 0 else 2):
-            far.append(_empty(rooms.out._replace(shape=(b, h, m, d_v)), given.q))
-            far.append(given.q.new_empty((b, h, m), dtype=torch.float32))
-    return [out, *state, *far]
+        b, h, n_q, d_v = rooms.out.shape
+        side = (b, h, n_q - call.numbers.far)
+        far = [rooms.out._replace(shape=(*side, d_v)), Room(side, torch.float32)]
+        far *= 1 if call.numbers.after == 0 else 2
+    return [_empty(x, given.q) for x in _there([rooms.out, rooms.out_residual, state, *far])]
 
 
 @torch.library.impl(_BACKWARD, ("cpu", "cuda"))
