@@ -367,13 +367,14 @@ def known(
         return None
     parts = bias.tensors()
     tensors = (q, k, v, *(() if values is None else (values.table,)), *parts)
-    layouts: list[Hashable] = []
     for x in tensors:
-        if type(x) not in (Tensor, Parameter) or x.is_nested or x.layout is not torch.strided:
+        if type(x) not in (Tensor, Parameter) or x.is_nested or x.is_neg():
             return None
-        layouts.append((*lies(x), x.requires_grad, x.is_neg()))  # type: ignore[misc]
+        if x.layout is not torch.strided:
+            return None
+    learned = tuple([x.requires_grad for x in tensors])
     kind = (type(bias), bias.kind(), parts[0] is q, values is None, torch.is_grad_enabled())
-    return Known(tensors, ("attend", kind, options, types, *layouts))
+    return Known(tensors, ("attend", kind, options, types, learned, *map(lies, tensors)))
 
 
 def again(call: Known) -> Float[Tensor, "b h q d_v"] | None:
