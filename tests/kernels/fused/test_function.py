@@ -395,6 +395,31 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
     assert any(plan.workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_call_allocates_its_results_one_state_and_one_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, guards = build("tisa", n_heads=2, d_head=16), torch._C._dynamo.guards
+    made, make = list[Tensor](), guards._empty_strided_cuda
+
+    def noting(*room: Any) -> Tensor:
+        made.append(make(*room))
+        return made[-1]
+
+    monkeypatch.setattr(guards, "_empty_strided_cuda", noting)
+    q, k, v = (leaf(1, 2, 20, 16) for _ in range(3))
+    with torch.no_grad():
+        positioned_attention(method, q, k, v, backend="fused")
+    assert len(made) == 2, "the output, and a workspace"
+    made.clear()
+    out = positioned_attention(method, q, k, v, backend="fused")
+    assert [x.dtype for x in made] == [torch.float32, torch.uint8], "the output, and its state"
+    made.clear()
+    leaves = [q, k, v, *method.parameters()]
+    torch.autograd.grad(out.sum(), leaves)
+    assert len(made) == len(leaves) + 1, "the gradients, and a workspace"
+
+
 def test_a_learned_slope_takes_no_kernel_for_the_gradient_of_a_band() -> None:
     from whence.kernels.fused.function import planned
 
