@@ -24,7 +24,7 @@ CASES = {  # a method or a kind of bias, the number of queries, and further opti
     "t5": ("t5:buckets=4,max_distance=8", N, {"causal": True}),
     "alibi": ("alibi", N, {"causal": True}),
     "shaw": ("shaw:clip=2", N, {}),
-    "shaw in half precision": ("shaw:clip=2", N, {}),
+    "few queries of a band in half precision": ("band", 2, {"causal": True}),  # saves a residual
     "kerple": ("kerple", N, {}),
     "a band": ("band", N, {"window": 5}),
     "a band with tails, values and a mask": (
@@ -40,9 +40,12 @@ CASES = {  # a method or a kind of bias, the number of queries, and further opti
     "no bias": ("none", N, {}),
     "few queries of tisa": ("tisa", 1, {"causal": True}),
     "few queries of t5": ("t5:buckets=4,max_distance=8", 2, {"causal": True}),
-    "few queries of a band": ("band", 2, {"causal": True}),
 }
-BY_TOKEN = {"tisa", "shaw", "shaw in half precision"}  # q, k and v as projections leave them
+BY_TOKEN = {
+    "tisa",
+    "shaw",
+    "few queries of a band in half precision",
+}  # q, k and v as projections leave them
 CHECKS = (
     "test_schema",
     "test_autograd_registration",
@@ -111,7 +114,9 @@ def named(given: tuple[Any, ...]) -> tuple[list[Tensor], str, str, tuple[Any, ..
     return tensors, names, _learned(tensors, names), given[N_GIVEN:]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [x if x == "tisa" else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
+)
 def test_the_operator_of_a_call_passes_pytorchs_checks(case: str) -> None:
     from whence.kernels.fused.function import lag_attention_op
 
@@ -151,5 +156,6 @@ def test_the_operator_gives_what_the_call_gives() -> None:
             strict=True,
         ):
             torch.testing.assert_close(a, b, rtol=0, atol=0, check_stride=True)
-        with torch.inference_mode():  # which does not pass through autograd
-            torch.testing.assert_close(lag_attention_op(*given), called, rtol=0, atol=0)
+        if case == "tisa":
+            with torch.inference_mode():  # which does not pass through autograd
+                torch.testing.assert_close(lag_attention_op(*given), called, rtol=0, atol=0)
