@@ -227,7 +227,7 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> 
         longest: int = torch.sym_max(torch.sym_max(n_q, n_k), 1)  # type: ignore[no-untyped-call]
         return longest - 1
     bound = max(n_q, n_k, 1) - 1
-    on_cpu = all(type(p) is Tensor and p.is_cpu for p in (q_pos, k_pos))
+    on_cpu = type(q_pos) is type(k_pos) is Tensor and q_pos.is_cpu and k_pos.is_cpu
     if n_q and n_k and on_cpu and not torch.compiler.is_compiling():
         bound = max(bound, int(k_pos[-1] - q_pos[0]), int(q_pos[-1] - k_pos[0]))
     return bound if at_most is None else min(bound, at_most)

@@ -212,6 +212,9 @@ def nan_in_empty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
     for name in ("new_empty", "new_empty_strided"):
         monkeypatch.setattr(Tensor, name, poisoned(getattr(Tensor, name)))
+    guards = torch._C._dynamo.guards  # from which compiled code and launch plans allocate
+    make = poisoned(guards._empty_strided_cuda)
+    monkeypatch.setattr(guards, "_empty_strided_cuda", make)
 
 
 def _outcome(case: Case, sizes: Sizes, time: int, run: Execute) -> Outcome:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch.aot_autograd import make_boxed_func
 
 from shaking import gains, shake
 from whence import build
@@ -114,3 +116,32 @@ def test_a_method_is_exported_with_a_length_that_varies(spec: str) -> None:
         for length in (AS_LONG[0], AS_LONG[-1]):
             given = tuple(x.detach() for x in heads(length))
             torch.testing.assert_close(exported.module()(*given), module(*given))
+
+
+def test_an_exported_method_has_the_gradients_of_the_called_one() -> None:
+    module, qkv = Attention("tisa"), heads(AS_LONG[0])
+    exported = torch.export.export(module, tuple(qkv)).module()
+    found, wanted = ([*qkv, *x.parameters()] for x in (exported, module))
+    for a, b in zip(
+        torch.autograd.grad(exported(*qkv).square().sum(), found),
+        torch.autograd.grad(module(*qkv).square().sum(), wanted),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_compiled_layer_runs_two_operators_and_keeps_one_tensor_beside_the_output() -> None:
+    module, qkv, called = Attention("tisa"), heads(AS_LONG[0]), []
+
+    def noting(graph: Any, _: Any) -> Any:
+        ours = [node for node in graph.graph.nodes if "whence" in str(node.target)]
+        called.extend((str(node.target), len(node.users)) for node in ours)
+        return make_boxed_func(graph)
+
+    compiled = torch.compile(module, fullgraph=True, backend=aot_autograd(fw_compiler=noting))
+    compiled(*qkv).sum().backward()
+    n_gradients = 3 + len(list(module.parameters()))
+    assert called == [
+        ("whence.lag_attention_forward.default", 2),
+        ("whence.lag_attention_backward.default", n_gradients),
+    ]

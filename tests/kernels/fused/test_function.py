@@ -139,10 +139,21 @@ def test_a_tensor_given_twice_is_no_other_than_two_alike() -> None:
     assert_right(*(leaf(1, 2, 5, 16) for _ in range(3)), band)
 
 
-@pytest.mark.parametrize("spec", ["tisa", "t5", "shaw:clip=3"])
-def test_saved_tensors_that_hooks_moved_give_the_same_gradients(spec: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "n", "dtype"),
+    [
+        ("tisa", 9, torch.float32),
+        ("t5", 9, torch.float32),
+        ("shaw:clip=3", 9, torch.float32),
+        ("shaw:clip=3", 33, torch.float16),  # which saves a residual in the layout of the output
+    ],
+)
+def test_saved_tensors_that_hooks_moved_give_the_same_gradients(
+    spec: str, n: int, dtype: torch.dtype
+) -> None:
     method = build(spec, n_heads=2, d_head=16)
-    q, k, v = (torch.randn(1, 9, 2, 16).transpose(1, 2).requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(1, n, 2, 16).to(dtype).transpose(1, 2) for _ in range(3))
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
     results = []
 
     def moved(x: Tensor) -> Tensor:
@@ -341,14 +352,19 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     def launched(self: Any, kernel: Any, *rest: Any, **options: Any) -> None:
         launch(self, Compiler(kernel), *rest, **options)
 
-    def run_in_order(self: Any, arguments: list[Any], tensors: list[Any]) -> None:
+    def run_in_order(self: Any, values: list[Any], tensors: list[Any]) -> None:
         for _, step in self._steps:
-            step(arguments, tensors, 0)
+            step(values, tensors, 0)
 
     monkeypatch.setattr(plan.Plan, "__init__", started)
     monkeypatch.setattr(plan.Plan, "launch", launched)
     monkeypatch.setattr(plan.Plan, "_start", run_in_order)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of the CPU
+    monkeypatch.setattr(
+        torch._C._dynamo.guards,
+        "_empty_strided_cuda",
+        lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
+    )
     return made
 
 
@@ -376,7 +392,32 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
         for x in results[0]:
             assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
     assert len(as_on_a_gpu) == 2
-    assert any(plan._workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
+    assert any(plan.workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_call_allocates_its_results_one_state_and_one_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, guards = build("tisa", n_heads=2, d_head=16), torch._C._dynamo.guards
+    made, make = list[Tensor](), guards._empty_strided_cuda
+
+    def noting(*room: Any) -> Tensor:
+        made.append(make(*room))
+        return made[-1]
+
+    monkeypatch.setattr(guards, "_empty_strided_cuda", noting)
+    q, k, v = (leaf(1, 2, 20, 16) for _ in range(3))
+    with torch.no_grad():
+        positioned_attention(method, q, k, v, backend="fused")
+    assert len(made) == 2, "the output, and a workspace"
+    made.clear()
+    out = positioned_attention(method, q, k, v, backend="fused")
+    assert [x.dtype for x in made] == [torch.float32, torch.uint8], "the output, and its state"
+    made.clear()
+    leaves = [q, k, v, *method.parameters()]
+    torch.autograd.grad(out.sum(), leaves)
+    assert len(made) == len(leaves) + 1, "the gradients, and a workspace"
 
 
 def test_a_learned_slope_takes_no_kernel_for_the_gradient_of_a_band() -> None:

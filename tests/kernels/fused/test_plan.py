@@ -126,6 +126,38 @@ def test_memory_with_tokens_lies_with_the_heads_of_a_token_together():
     assert out.transpose(1, 2).is_contiguous()
 
 
+def test_what_one_plan_puts_together_another_finds_apart():
+    from whence.kernels.fused.plan import Plan, Room, parts_of, size_of, slots_of
+
+    x = torch.randn(5)
+    rooms = [Room((5,), torch.float32), None, Room((1, 2, 5, 2), torch.float16, tokens=True)]
+    (slot,), plan = slots_of([x]), Plan(x.device, 1)
+    made = [plan.empty(r.shape, r.dtype, tokens=r.tokens) if r else None for r in rooms]
+    for target in (made[0], made[2]):
+        pair = Pair(Vector(slot, 1), Vector(None, 0))
+        plan.launch(add_kernel, (1,), pair, target, 5, BLOCK=16)
+    plan.returns(plan.together(made))
+    (state,) = plan.run([x])
+    assert state.shape == (size_of(rooms),) == (1024,)
+
+    first, nothing, second = parts_of(state, rooms)
+    assert nothing is None
+    assert_close(first, x)
+    assert second.transpose(1, 2).is_contiguous()
+    assert_close(second.transpose(1, 2).flatten()[:5], x.half())
+
+    (whole,), plan = slots_of([state]), Plan(x.device, 1)
+    first, nothing, second = plan.apart(whole, rooms)
+    assert nothing is None
+    out = plan.empty((5,), torch.float32)
+    plan.launch(add_kernel, (1,), Pair(Vector(first, 1), Vector(second, 1)), out, 5, BLOCK=16)
+    plan.returns(out)
+    assert_close(plan.run([state])[0], x + x.half())
+    empty = Plan(x.device, 0)
+    assert empty.together([None]) is None
+    assert empty.apart(None, [None]) == [None]
+
+
 def test_a_signature_tells_apart_what_a_kernel_would_be_compiled_for():
     from whence.kernels.fused.plan import lies
 

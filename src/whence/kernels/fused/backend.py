@@ -202,6 +202,9 @@ class Given(NamedTuple):
         return Inputs(*self[3:11])
 
 
+NOWHERE = "-"  # in place of a field's name, for a tensor that no kernel reads
+
+
 class Call(NamedTuple):
     """Everything about a call but its tensors.
 
@@ -364,13 +367,14 @@ def known(
         return None
     parts = bias.tensors()
     tensors = (q, k, v, *(() if values is None else (values.table,)), *parts)
-    layouts: list[Hashable] = []
     for x in tensors:
-        if type(x) not in (Tensor, Parameter) or x.is_nested or x.layout is not torch.strided:
+        if type(x) not in (Tensor, Parameter) or x.is_nested or x.is_neg():
             return None
-        layouts.append((*lies(x), x.requires_grad, x.is_neg()))  # type: ignore[misc]
+        if x.layout is not torch.strided:
+            return None
+    learned = tuple([x.requires_grad for x in tensors])
     kind = (type(bias), bias.kind(), parts[0] is q, values is None, torch.is_grad_enabled())
-    return Known(tensors, ("attend", kind, options, types, *layouts))
+    return Known(tensors, ("attend", kind, options, types, learned, *map(lies, tensors)))
 
 
 def again(call: Known) -> Float[Tensor, "b h q d_v"] | None:
@@ -384,23 +388,28 @@ def remembered(call: AttentionCall, as_given: Known) -> Float[Tensor, "b h q d_v
     from whence.kernels.fused.function import Ready, lag_attention  # which imports Triton
 
     given, settings = inputs_of(call)
-    places = _places(given, as_given.tensors)
-    if places is None or call.sight.n_q >= min(SHORTEST.values()):  # of those some are split
+    names = _names(given, as_given.tensors)
+    if names is None or call.sight.n_q >= min(SHORTEST.values()):  # of those some are split
         return lag_attention(given, settings)
-    ready = Ready(given, settings, places, len(as_given.tensors))
+    ready = Ready(as_given.tensors, names, settings)
     PLANS.keep(as_given.signature, ready)
     return ready(as_given.tensors)
 
 
-def _places(given: Given, tensors: Sequence[Tensor]) -> list[int] | None:
-    """The place of each field of `given` in (None, *tensors), or None if one is not there.
+def _names(given: Given, tensors: Sequence[Tensor]) -> str | None:
+    """The field of `given` that each tensor is, or None if a field is not among the tensors.
 
-    Both are in one order. So the places do not depend on whether a tensor is given twice, which
+    Both are in one order. So the names do not depend on whether a tensor is given twice, which
     the signature does not say; a tensor that is in no field is passed over.
     """
-    left = enumerate(tensors, 1)
-    places = [0 if x is None else next((i for i, y in left if y is x), None) for x in given]
-    return None if None in places else places  # type: ignore[return-value]
+    names, left = [NOWHERE] * len(tensors), enumerate(tensors)
+    for field, x in zip(Given._fields, given, strict=True):
+        if x is not None:
+            place = next((i for i, y in left if y is x), None)
+            if place is None:
+                return None
+            names[place] = field
+    return " ".join(names)
 
 
 def far_start(call: AttentionCall) -> int | str:

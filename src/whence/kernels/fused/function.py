@@ -1,16 +1,19 @@
-"""The fused attention as a differentiable function: called as it is, or compiled as one operator.
+"""The fused attention as a differentiable function: called as it is, or compiled as operators.
 
-Both run the same two plans, one for the output and one for the gradients. An eager call takes the
-autograd function, because calling an operator costs the host more time (docs/LOG.md). Under
-torch.compile the call is the operator whence::lag_attention, which the compiler does not trace.
+Both run the same two plans, one for the output and one for the gradients. An eager call runs them
+itself, because calling an operator costs the host more time (docs/LOG.md). Under torch.compile the
+call is the operator whence::lag_attention, which the compiler does not look into; its graphs then
+hold one operator that runs the first plan and one that runs the second.
+
+A call is a list of tensors, a text that names the field of `Given` of each, and its numbers
+(`Call.flat`). The output comes with its residual, which lies in memory as it does, and with its
+*state*: all else that the gradients need, in one tensor of bytes.
 """
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from torch.autograd import forward_ad
 from whence.derivatives import once_differentiable
 from whence.kernels.fused.backend import (
     CURVES,
+    NOWHERE,
     Call,
     Far,
     FarGradients,
@@ -32,54 +36,38 @@ from whence.kernels.fused.backend import (
     packed,
 )
 from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape
-from whence.kernels.fused.plan import PLANS, Plan, Slot, lies, slots_of
+from whence.kernels.fused.plan import PLANS, Plan, Room, Slot, lies, parts_of, size_of, slots_of
 from whence.kernels.fused.split import far_attention, far_gradients, near_numbers
 from whence.kernels.fused.tiles import TILES, TileSet
 
-N_GIVEN, N_KEPT, N_FAR = len(Given._fields), len(Kept._fields), 4
-NOTHING_FAR, NOTHING_ELSEWHERE = (None,) * N_FAR, (None,) * 6
+N_GIVEN = len(Given._fields)
 
 
 def lag_attention(given: Given, call: Call) -> Tensor:
     """The attention of a call, differentiable once."""
     if torch.compiler.is_compiling():
-        out: Tensor = lag_attention_op(*given, *call.flat(), torch.is_grad_enabled())[0]
+        out: Tensor = lag_attention_op(*given, *call.flat())
         return out
-    tensors = _there(given)
-    there = tuple([x is not None for x in given])
+    tensors, names = _named(given)
     learned = tuple([x.requires_grad for x in tensors])
-    signature = ("call", call, there, torch.is_grad_enabled(), learned, *map(lies, tensors))
-
-    def ready() -> Ready:
-        places = itertools.accumulate(there)  # the i-th that is there has place i
-        found = [place if x else 0 for place, x in zip(places, there, strict=True)]
-        return Ready(given, call, found, len(tensors))
-
-    return PLANS.find(signature, ready)(tensors)
+    signature = ("call", call, names, torch.is_grad_enabled(), learned, *map(lies, tensors))
+    return PLANS.find(signature, lambda: Ready(tensors, names, call))(tensors)
 
 
 class Ready:
     """A call that was prepared: it is run on any tensors that are like those it was made with.
 
-    The tensors are the arguments of a call in an order of their own; `places` has the place of each
-    field of `given` in (None, *tensors). Gradients are recorded if they are when this is made.
+    Gradients are recorded if they are when this is made.
     """
 
-    def __init__(self, given: Given, call: Call, places: Sequence[int], count: int) -> None:
-        self.call, self._places = call, places
-        self._given = itemgetter(*places)
-        recording = torch.is_grad_enabled()
-        needs = Given(*[recording and x is not None and x.requires_grad for x in given])
-        self.recorded = any(needs)
-        self.wanted = wanted_of(given, call, needs)
-        # The field of each tensor among (*gradients, None): a tensor may be in no field.
-        fields = [places.index(i) if i in places else N_GIVEN for i in range(1, 1 + count)]
-        self._gradients = itemgetter(*fields)
+    def __init__(self, tensors: Sequence[Tensor], names: str, call: Call) -> None:
+        self.names, self.numbers = names, call.flat()
+        self.learned = _learned(tensors, names)
+        self.recorded = bool(self.learned)
         self.plan: Plan | None = None  # where a plain kernel takes the far keys, there are more
         if not call.numbers.far:
-            slots = slots_of((*given, *NOTHING_FAR))
-            self.plan = forward_plan(slots, call, given.q.device, recorded=self.recorded)
-        self._saved: Any = None  # itemgetter of all fields that the gradients need
+            slots, device = slots_of(tensors), tensors[0].device
+            self.plan = forward_plan(slots, names, call, device, recorded=self.recorded)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
         """The output, differentiable if gradients are recorded."""
@@ -90,109 +78,102 @@ class Ready:
             out = self.attended(tensors)[0]
         return out
 
-    def attended(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """The results of `attended` for these tensors."""
-        given = self._given((None, *tensors))
+    def attended(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
+        """The output, and what the gradients need."""
         if self.plan is None:
-            return attended(Given(*given), self.call, recorded=self.recorded)
-        return (*self.plan.run(given + NOTHING_FAR), *NOTHING_FAR)
+            return attended(tensors, self.names, self.numbers, recorded=self.recorded)
+        return self.plan.run(tensors)
 
-    def saved(self, tensors: Sequence[Tensor], results: Sequence[Any]) -> list[Tensor]:
-        """What autograd is to keep: the tensors of the call, and the results that are there."""
-        kept = [*tensors, *_there(results)]
-        if self._saved is None:
-            places = itertools.count(1 + len(tensors))
-            of_results = [0 if x is None else next(places) for x in results]
-            self._saved = itemgetter(*self._places, *of_results)
-        return kept
-
-    def gradients(self, d_out: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """The gradient of each tensor of the call, from what `saved` returned."""
-        fields = self._saved((None, *saved))
-        signature = ("gradients", self, d_out.is_neg(), lies(d_out), *map(lies, saved))
-        plan = PLANS.get(signature)
-        if plan is not None:
-            found = plan.run((d_out, *fields, *NOTHING_ELSEWHERE))
-        else:
-            found, plan = gradients(d_out, fields, self.call, self.wanted)
-            if plan is not None:
-                PLANS.keep(signature, plan)
-        of_tensors: tuple[Tensor | None, ...] = self._gradients((*found, None))
-        return of_tensors
+    def gradients(self, d_out: Tensor, saved: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The gradient of each tensor of the call, from its tensors and what `attended` gave."""
+        return gradients(d_out, saved, self.names, self.numbers, self.learned)
 
 
 class LagAttention(torch.autograd.Function):
-    """The autograd function of eager calls; compiled ones take the operator below."""
+    """The autograd function of a call, which `run` (Ready or AsOperators) executes."""
 
     @staticmethod
-    def forward(ctx: Any, ready: Ready, *tensors: Tensor) -> Tensor:
-        """Run the plan of the output, and keep what the gradients need."""
-        results = ready.attended(tensors)
-        ctx.ready = ready
-        ctx.save_for_backward(*ready.saved(tensors, results))
+    def forward(ctx: Any, run: Any, *tensors: Tensor) -> Tensor:
+        """The output; what the gradients need is kept."""
+        results = run.attended(tensors)
+        ctx.run = run
+        ctx.save_for_backward(*tensors, *results)
         out: Tensor = results[0]
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the plan of the gradients."""
-        return (None, *ctx.ready.gradients(d_out, ctx.saved_tensors))
+        """The gradient of every tensor."""
+        return (None, *ctx.run.gradients(d_out, ctx.saved_tensors))
 
 
-def attended(given: Given, call: Call, *, recorded: bool) -> tuple[Any, ...]:
-    """The fields of `Kept`, the output first, and then the four results for the far keys, or None.
+def attended(
+    tensors: Sequence[Tensor], names: str, numbers: tuple[Any, ...], *, recorded: bool
+) -> Sequence[Any]:
+    """The output of a call; if it is recorded, also residual, state and the far keys' results.
 
-    `recorded` says whether autograd records the call, so that backward may follow.
+    Those of them that the call does not have are left out.
     """
-    far: Sequence[Tensor | None] = (None,) * N_FAR
+    signature = ("output", names, numbers, recorded, *map(lies, tensors))
+    plan = PLANS.get(signature)
+    if plan is not None:
+        return plan.run(tensors)  # type: ignore[no-any-return]
+    call, far = Call.from_flat(numbers), list[Tensor]()
     if call.numbers.far:
-        far = far_attention(given.q, given.k, given.v, call.numbers)[1:]
-    tensors = (*given, *far)
+        given = _fields(names, tensors)
+        far = _there(far_attention(given.q, given.k, given.v, call.numbers)[1:])
+        signature = ("near output", *signature, *map(lies, far))
+    every = [*tensors, *far]
     plan = PLANS.find(
-        ("forward", call, recorded, *map(lies, tensors)),
-        lambda: forward_plan(slots_of(tensors), call, given.q.device, recorded=recorded),
+        signature,
+        lambda: forward_plan(slots_of(every), names, call, every[0].device, recorded=recorded),
     )
-    return (*plan.run(tensors), *far)
+    return [*plan.run(every), *(far if recorded else ())]
 
 
 def gradients(
-    d_out: Tensor, fields: Sequence[Any], call: Call, wanted: Wanted
-) -> tuple[Sequence[Tensor | None], Plan | None]:
-    """The gradients of a call's tensors, in the order of `Given`; None for a tensor without one.
+    d_out: Tensor, saved: Sequence[Tensor], names: str, numbers: tuple[Any, ...], learned: str
+) -> Sequence[Tensor | None]:
+    """The gradients of a call's tensors; None for those that are not among the `learned`.
 
-    The fields are those of `Given` and what `attended` returned. With the gradients comes their
-    plan, unless it needs other tensors than these.
+    `saved` are the tensors of the call and what `attended` returned.
     """
-    given, kept, far = Given(*fields[:N_GIVEN]), Kept(*fields[N_GIVEN:-N_FAR]), fields[-N_FAR:]
-    tokens, residual = by_token(given.q), kept.out_residual
+    signature = ("gradients", names, numbers, learned, d_out.is_neg(), *map(lies, (d_out, *saved)))
+    plan = PLANS.get(signature)
+    if plan is not None:
+        return plan.run((d_out, *saved))  # type: ignore[no-any-return]
+    call, count = Call.from_flat(numbers), len(names.split())
+    given, results = _fields(names, saved[:count]), list(saved[count:])
+    rooms = kept_rooms(given, call)
     # Hooks on saved tensors (as for offloading) may have returned copies with other strides.
-    out = packed(kept.out, tokens)
-    residual = residual if residual is None else packed(residual, tokens)
+    for place in range(1 if rooms.out_residual is None else 2):  # the output and its residual
+        results[place] = packed(results[place], by_token(given.q))
     rows = d_out.resolve_neg()  # kernels read raw memory
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    as_they_are = out is kept.out and residual is kept.out_residual and rows is d_out
-    kept = kept._replace(out=out, out_residual=residual)
-    elsewhere: Sequence[Tensor | None] = NOTHING_ELSEWHERE
+    every = [rows, *saved[:count], *results]
     if call.numbers.far:
+        state = results[1 if rooms.out_residual is None else 2]
+        kept = Kept(*parts_of(state, in_state(rooms)))
         inputs = given.inputs
         inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
-        parts = far_gradients(rows, given.q, given.k, given.v, out, kept.lse, inputs, call.numbers)
-        elsewhere = (*parts.left, *(parts.right or (None,) * 3))
-    tensors = (rows, *given, *kept, *far, *elsewhere)
-    make = functools.partial(backward_plan, slots_of(tensors), call, given.q.device, wanted)
-    if as_they_are and not call.numbers.far:
-        plan = make()
-        return plan.run(tensors), plan
-    plan = PLANS.find(("backward", call, wanted, *map(lies, tensors)), make)
-    return plan.run(tensors), None
+        rest = (results[0], kept.lse, inputs, call.numbers)
+        parts = far_gradients(rows, given.q, given.k, given.v, *rest)
+        every += [*parts.left, *(parts.right or ())]
+    if any(x is not y for x, y in itertools.zip_longest(every, (d_out, *saved))):
+        signature = ("gradients elsewhere", names, numbers, learned, *map(lies, every))
+    plan = PLANS.find(
+        signature, lambda: backward_plan(slots_of(every), names, call, rows.device, learned)
+    )
+    return plan.run(every)
 
 
 def forward_plan(
-    slots: Sequence[Slot | None], call: Call, device: torch.device, *, recorded: bool
+    slots: Sequence[Slot | None], names: str, call: Call, device: torch.device, *, recorded: bool
 ) -> Plan:
     """The plan of the output, from the call's tensors and the results for the far keys."""
-    given, far = Given(*slots[:N_GIVEN]), slots[N_GIVEN:]
+    count = len(names.split())
+    given, far = _fields(names, slots[:count]), slots[count:]
 
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
@@ -206,22 +187,29 @@ def forward_plan(
             call.curve_band(given),
             recorded=recorded,
         )
-        plan.returns(*kept)
+        state = plan.together(in_state(kept)) if recorded else None
+        plan.returns(*_there([kept.out, kept.out_residual, state]))
         return plan
 
     return TILES.fit("forward", _width(given), given.q.dtype, device, make)
 
 
 def backward_plan(
-    slots: Sequence[Slot | None], call: Call, device: torch.device, wanted: Wanted
+    slots: Sequence[Slot | None], names: str, call: Call, device: torch.device, learned: str
 ) -> Plan:
     """The plan of the gradients, from d_out, the call's tensors and what forward saved."""
-    d_out, given = slots[0], Given(*slots[1 : 1 + N_GIVEN])
-    kept, rest = Kept(*slots[1 + N_GIVEN :][:N_KEPT]), slots[1 + N_GIVEN + N_KEPT :]
-    far, elsewhere = rest[:N_FAR], rest[N_FAR:]
+    fields, wanted = names.split(), learned.split()
+    count = 1 + len(fields)
+    d_out, given, rest = slots[0], _fields(names, slots[1:count]), list(slots[count:])
+    rooms = kept_rooms(given, call)
+    out = rest.pop(0)
+    residual = None if rooms.out_residual is None else rest.pop(0)
+    state = rest.pop(0) if any(in_state(rooms)) else None
+    sides = 0 if not call.numbers.far else 1 if call.numbers.after == 0 else 2
+    far, elsewhere = rest[: 2 * sides], rest[2 * sides :]
     far_parts = None
-    if call.numbers.far:
-        right = None if elsewhere[3] is None else elsewhere[3:]
+    if sides:
+        right = elsewhere[3:] or None
         far_parts = FarGradients(elsewhere[:3], right)  # type: ignore[arg-type]
 
     def make(tiles: TileSet) -> Plan:
@@ -230,47 +218,47 @@ def backward_plan(
             plan,
             d_out,
             *given[:3],
-            kept,
+            Kept(*plan.apart(state, in_state(rooms)))._replace(out=out, out_residual=residual),
             given.inputs,
             *_near(call.numbers, far),
             tiles,
-            wanted,
+            wanted_of(given, call, wanted),
             far_parts,
             call.product(given),
             call.curve_band(given),
         )
-        plan.returns(*Given.ordered(found))
+        ordered = Given.ordered(found)
+        plan.returns(*[getattr(ordered, name) if name in wanted else None for name in fields])
         return plan
 
     return TILES.fit("backward", _width(given), given.q.dtype, device, make)
 
 
-def wanted_of(given: Given, call: Call, needs: Given) -> Wanted:
-    """Which gradients are asked for, given which of the tensors need one."""
+def wanted_of(given: Given, call: Call, learned: Collection[str]) -> Wanted:
+    """Which gradients are asked for, given the names of the tensors that need one."""
     if given.factor is not None:
-        query = bool(needs.q if given.query is None else needs.query)
+        query = ("q" if given.query is None else "query") in learned
         # One lag is one number for all logits of a query, which does not change a softmax.
-        some = given.factor.shape[1] > 1 and (query or bool(needs.factor))
-        return Wanted(band=some, tails=some, query=query, factor=bool(needs.factor))
+        some = given.factor.shape[1] > 1 and (query or "factor" in learned)
+        return Wanted(band=some, tails=some, query=query, factor="factor" in learned)
     if call.curve:
-        learned, parts = any((needs.first, needs.second, needs.third)), CURVES[call.curve]
-        return Wanted(band=learned and parts.band, tails=learned and parts.tails)
-    return Wanted(band=bool(needs.band), tails=bool(needs.tails))
+        any_, parts = not {"first", "second", "third"}.isdisjoint(learned), CURVES[call.curve]
+        return Wanted(band=any_ and parts.band, tails=any_ and parts.tails)
+    return Wanted(band="band" in learned, tails="tails" in learned)
 
 
 def planned(given: Given, call: Call) -> list[str]:
     """The launch plans of a call, a line for each launch, as `explain` prints them."""
     if call.numbers.far:
         return ["its launches depend on where the plain kernel leaves its results"]
-    needs = Given(*[x is not None and x.requires_grad for x in given])
-    recorded, device = torch.is_grad_enabled() and any(needs), given.q.device
-    slots = slots_of((*given, *NOTHING_FAR))
-    plan = forward_plan(slots, call, device, recorded=recorded)
+    tensors, names = _named(given)
+    slots, learned, device = slots_of(tensors), _learned(tensors, names), given.q.device
+    plan = forward_plan(slots, names, call, device, recorded=bool(learned))
     lines = [f"forward: {line}" for line in plan.lines()]
-    if recorded:
-        saved = (plan.results[0], *slots[:N_GIVEN], *plan.results, *(None,) * (N_FAR + 6))
-        again = [x if x is None else replace(x, index=i) for i, x in enumerate(saved)]
-        plan = backward_plan(again, call, device, wanted_of(given, call, needs))
+    if learned:
+        saved = _there([plan.results[0], *slots, *plan.results])
+        again = [replace(x, index=i) for i, x in enumerate(saved)]
+        plan = backward_plan(again, names, call, device, learned)
         lines += [f"backward: {line}" for line in plan.lines()]
     return lines
 
@@ -286,6 +274,40 @@ def trying(tiles: TileSet) -> Iterator[None]:
         PLANS.forget()
 
 
+def in_state(kept: Kept) -> Kept:
+    """Those fields that are parts of the state."""
+    return kept._replace(out=None, out_residual=None)
+
+
+def kept_rooms(given: Given, call: Call) -> Kept:
+    """The memory of all that forward saves for backward, also for symbolic lengths."""
+    q, numbers = given.q, call.numbers
+    (b, h, n_q, _), tokens = q.shape, by_token(q)
+    product, curve = call.product(given), call.curve_band(given)
+    biased = given.band is not None or given.table is not None or product or curve
+    brief = is_short(q, given.k, given.v, given.inputs, numbers, product, curve)
+    out = Room((b, h, n_q, given.v.shape[-1]), q.dtype, tokens)
+    mass = None if given.table is None else (b, h, n_q, given.table.shape[1])
+    laid_out = tails = None
+    extent = False
+    if not decoded(q, given.k, numbers):
+        laid_out = laid_out_shape(q, given.inputs, numbers, product, curve)
+        extent = curve is not None and not curve.tails
+        tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None
+    wide = [None if x is None else Room(x, torch.float32) for x in (mass, laid_out, tails)]
+    return Kept(
+        out=out,
+        lse=None if brief else Room((b, h, n_q), torch.float32),
+        out_residual=out._replace(dtype=torch.float16)
+        if biased and not brief and q.dtype != torch.float32
+        else None,
+        mass=wide[0],
+        band=wide[1],
+        extent=Room((h,), torch.int32) if extent else None,
+        tails=wide[2],
+    )
+
+
 def _near(numbers: Numbers, far: Sequence[Slot | None]) -> tuple[Numbers, Far | None]:
     """The numbers of the near keys, to which our kernels attend, and the far keys' results."""
     if not numbers.far:
@@ -297,169 +319,145 @@ def _width(given: Given) -> int:
     return int(max(given.q.shape[-1], given.v.shape[-1]))
 
 
-# The operator, for torch.compile. An operator's list of tensors cannot hold None, so these lists
-# hold what is there. `kept_like` and `gradients_like` say what that is.
+# The operators, for torch.compile. A graph has at first the operator `lag_attention`, and after
+# autograd has been through it the two others, which take the tensors that are there, by name.
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"Tensor? {x}" for x in Given._fields[3:])
 _NUMBERS = (
     "float scale, SymInt q_start, SymInt before, SymInt after, float dropout, bool slopes, "
     "SymInt far, float product_scale, str curve, SymInt reach"
 )
-_FORWARD, _BACKWARD = "whence::lag_attention", "whence::lag_attention_backward"
+_CALL, _FORWARD, _BACKWARD = (
+    f"whence::lag_attention{what}" for what in ("", "_forward", "_backward")
+)
 _EXACT = (torch.Tag.needs_exact_strides,)  # or the compiler might pass copies of q, k and v
-torch.library.define(_FORWARD, f"({_TENSORS}, {_NUMBERS}, bool recorded) -> Tensor[]", tags=_EXACT)
+torch.library.define(_CALL, f"({_TENSORS}, {_NUMBERS}) -> Tensor", tags=_EXACT)
+torch.library.define(
+    _FORWARD,
+    f"(Tensor[] tensors, str names, bool recorded, {_NUMBERS}) -> Tensor[]",
+    tags=_EXACT,
+)
 torch.library.define(
     _BACKWARD,
-    f"(Tensor d_out, Tensor[] saved, {_TENSORS}, {_NUMBERS}, bool[] needs) -> Tensor[]",
+    f"(Tensor d_out, Tensor[] saved, str names, str learned, {_NUMBERS}) -> Tensor[]",
     tags=_EXACT,
 )
 
 
+class AsOperators:
+    """A call that a compiler traces, run by the operators of the output and of the gradients."""
+
+    def __init__(self, names: str, numbers: tuple[Any, ...], learned: str) -> None:
+        self.names, self.numbers, self.learned = names, numbers, learned
+
+    def attended(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the function `attended` returns."""
+        found: list[Tensor] = lag_attention_forward_op(
+            list(tensors), self.names, bool(self.learned), *self.numbers
+        )
+        return found
+
+    def gradients(self, d_out: Tensor, saved: Sequence[Tensor]) -> list[Tensor | None]:
+        """What the function `gradients` returns."""
+        found = lag_attention_backward_op(
+            d_out, list(saved), self.names, self.learned, *self.numbers
+        )
+        each, learned = iter(found), self.learned.split()
+        return [next(each) if name in learned else None for name in self.names.split()]
+
+
+@torch.library.impl(_CALL, "Autograd")
+def _call_recorded(*arguments: Any) -> Tensor:
+    tensors, names = _named(arguments[:N_GIVEN])
+    run = AsOperators(names, arguments[N_GIVEN:], _learned(tensors, names))
+    out: Tensor = LagAttention.apply(run, *tensors)  # type: ignore[no-untyped-call]
+    return out
+
+
+@torch.library.impl(_CALL, ("cpu", "cuda"))
+def _call(*arguments: Any) -> Tensor:
+    out: Tensor = attended(*_named(arguments[:N_GIVEN]), arguments[N_GIVEN:], recorded=False)[0]
+    return out
+
+
+@torch.library.register_fake(_CALL)  # type: ignore[untyped-decorator]
+def _call_fake(*arguments: Any) -> Tensor:
+    given = Given(*arguments[:N_GIVEN])
+    return _empty(kept_rooms(given, Call.from_flat(arguments[N_GIVEN:])).out, given.q)
+
+
 @torch.library.impl(_FORWARD, ("cpu", "cuda"))
-def _forward_op(*arguments: Any) -> list[Tensor]:
-    tensors = arguments[:N_GIVEN]
-    signature = ("operator", arguments[N_GIVEN:], *map(lies, tensors))
-    plan = PLANS.get(signature)
-    if plan is None:
-        given, call, recorded = _parsed(arguments)
-        if call.numbers.far:
-            return _there(attended(given, call, recorded=recorded))
-        slots = slots_of((*given, *NOTHING_FAR))
-        plan = forward_plan(slots, call, given.q.device, recorded=recorded)
-        PLANS.keep(signature, plan)
-    return _there(plan.run(tensors + NOTHING_FAR))
-
-
-@torch.library.impl(_BACKWARD, ("cpu", "cuda"))
-def _backward_op(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    given, numbers, needs = arguments[:N_GIVEN], arguments[N_GIVEN:-1], tuple(arguments[-1])
-    every = (d_out, *given, *saved)
-    signature = ("operator's gradients", numbers, needs, d_out.is_neg(), *map(lies, every))
-    known = PLANS.get(signature)
-    if known is not None:
-        plan, fields = known
-        return _there(plan.run((d_out, *fields((None, *every)), *NOTHING_ELSEWHERE)))
-    call = Call.from_flat(numbers)
-    places = itertools.count(2 + N_GIVEN)
-    of_results = [
-        0 if x is None else next(places) for x in kept_like(Given(*given), call, recorded=True)
-    ]
-    fields = itemgetter(*range(2, 2 + N_GIVEN), *of_results)  # of (None, *every)
-    wanted = wanted_of(Given(*given), call, Given(*needs))
-    found, plan = gradients(d_out, fields((None, *every)), call, wanted)
-    if plan is not None:
-        PLANS.keep(signature, (plan, fields))
-    return _there(found)
+def _forward(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> Sequence[Any]:
+    return attended(tensors, names, numbers, recorded=recorded)
 
 
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
-def _forward_fake(*arguments: Any) -> list[Tensor]:
-    given, call, recorded = _parsed(arguments)
-    return _there(kept_like(given, call, recorded=recorded))
+def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> list[Tensor]:
+    given, call = _fields(names, tensors), Call.from_flat(numbers)
+    rooms, far = kept_rooms(given, call), list[Room]()
+    if not recorded:
+        return [_empty(rooms.out, given.q)]
+    state = Room((size_of(in_state(rooms)),), torch.uint8) if any(in_state(rooms)) else None
+    if call.numbers.far:
+        b, h, n_q, d_v = rooms.out.shape
+        side = (b, h, n_q - call.numbers.far)
+        far = [rooms.out._replace(shape=(*side, d_v)), Room(side, torch.float32)]
+        far *= 1 if call.numbers.after == 0 else 2
+    return [_empty(x, given.q) for x in _there([rooms.out, rooms.out_residual, state, *far])]
 
 
-def kept_like(given: Given, call: Call, *, recorded: bool) -> tuple[Tensor | None, ...]:
-    """Empty tensors like those that `attended` returns, also for symbolic lengths."""
-    q, k, v, numbers = given.q, given.k, given.v, call.numbers
-    (b, h, n_q, _), tokens = q.shape, by_token(q)
-    product, curve = call.product(given), call.curve_band(given)
-    biased = given.band is not None or given.table is not None or product or curve
-    brief = is_short(q, k, v, given.inputs, numbers, product, curve)
-    out = _room((b, h, n_q, v.shape[-1]), q, q.dtype, tokens)
-    residual = None
-    if recorded and biased and not brief and q.dtype != torch.float32:
-        residual = _room(out.shape, q, torch.float16, tokens)
-    mass = None if given.table is None else (b, h, n_q, given.table.shape[1])
-    laid_out = extent = tails = None
-    if not decoded(q, k, numbers):
-        laid_out = laid_out_shape(q, given.inputs, numbers, product, curve)
-        extent = (h,) if curve and not curve.tails else None
-        tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None
-    wide = [None if x is None else q.new_empty(x, dtype=torch.float32) for x in (mass, laid_out)]
-    kept = Kept(
-        out=out,
-        lse=None if brief else q.new_empty((b, h, n_q), dtype=torch.float32),
-        out_residual=residual,
-        mass=wide[0],
-        band=wide[1],
-        extent=None if extent is None else q.new_empty(extent, dtype=torch.int32),
-        tails=None if tails is None else q.new_empty(tails, dtype=torch.float32),
-    )
-    far: list[Tensor | None] = [None] * N_FAR
-    if numbers.far:
-        m = n_q - numbers.far
-        for side in range(1 if numbers.after == 0 else 2):
-            far[2 * side] = _room((b, h, m, v.shape[-1]), q, q.dtype, tokens)
-            far[2 * side + 1] = q.new_empty((b, h, m), dtype=torch.float32)
-    return (*kept, *far)
+@torch.library.impl(_BACKWARD, ("cpu", "cuda"))
+def _backward(
+    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *numbers: Any
+) -> list[Tensor]:
+    return _there(gradients(d_out, saved, names, numbers, learned))
 
 
 @torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
-def _backward_fake(d_out: Tensor, saved: list[Tensor], *arguments: Any) -> list[Tensor]:
-    given, call, needs = _parsed(arguments)
-    return _there(gradients_like(given, call, needs))
-
-
-def gradients_like(given: Given, call: Call, needs: Sequence[bool]) -> Given:
-    """Empty tensors like those that `gradients` returns."""
-    wanted, tokens = wanted_of(given, call, Given(*needs)), by_token(given.q)
-    made = given.factor is not None or bool(call.curve)  # the band is not an input of the call
-    found: dict[str, Any] = {
-        name: _room(x.shape, x, x.dtype, tokens)
-        for name, x in (("q", given.q), ("k", given.k), ("v", given.v))
-    }
-    if given.query is not None and wanted.query:
-        query = given.query
-        found["query"] = _room(query.shape, query, query.dtype, by_token(query))
-    others = {
-        "band": wanted.band and not made,
-        "tails": wanted.tails and not made,
-        "table": given.table is not None,
-        "factor": wanted.factor,
-        "first": call.curve and any(wanted),
-        "second": call.curve and any(wanted),
-        "third": call.curve and any(wanted),
-    }
-    for name, there in others.items():
+def _backward_fake(
+    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *numbers: Any
+) -> list[Tensor]:
+    fields = names.split()
+    given = _fields(names, saved[: len(fields)])
+    tokens = by_token(given.q)
+    found = []
+    for name in (name for name in fields if name in learned.split()):
         x = getattr(given, name)
-        if there and x is not None and x.is_floating_point():
-            found[name] = x.new_empty(x.shape, dtype=torch.float32)
-    return Given(*(None,) * 3)._replace(**found)
+        room = Room(tuple(x.shape), torch.float32)
+        if name in ("q", "k", "v", "query"):
+            room = Room(tuple(x.shape), x.dtype, by_token(x) if name == "query" else tokens)
+        found.append(_empty(room, x))
+    return found
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    given, ctx.numbers = inputs[:N_GIVEN], inputs[N_GIVEN:-1]
-    ctx.there = [x is not None for x in given]
-    ctx.save_for_backward(*_there(given), *output)
-
-
-def _backward_of_op(ctx: Any, d_saved: list[Tensor]) -> tuple[Any, ...]:
-    saved = iter(ctx.saved_tensors)
-    given = [next(saved) if there else None for there in ctx.there]
-    needs = [bool(x) for x in ctx.needs_input_grad[:N_GIVEN]]
-    found = iter(lag_attention_backward_op(d_saved[0], list(saved), *given, *ctx.numbers, needs))
-    there = gradients_like(Given(*given), Call.from_flat(ctx.numbers), needs)
-    every = [None if x is None else next(found) for x in there]
-    kept = [x if need else None for x, need in zip(every, needs, strict=True)]
-    return (*kept, *(None,) * (len(ctx.numbers) + 1))
-
-
-torch.library.register_autograd(_FORWARD, _backward_of_op, setup_context=_setup_context)
 lag_attention_op = torch.ops.whence.lag_attention.default
+lag_attention_forward_op = torch.ops.whence.lag_attention_forward.default
 lag_attention_backward_op = torch.ops.whence.lag_attention_backward.default
 
 
-def _parsed(arguments: tuple[Any, ...]) -> tuple[Given, Call, Any]:
-    return Given(*arguments[:N_GIVEN]), Call.from_flat(arguments[N_GIVEN:-1]), arguments[-1]
+def _named(given: Sequence[Tensor | None]) -> tuple[list[Tensor], str]:
+    """The tensors that are there, and their names."""
+    names = [name for name, x in zip(Given._fields, given, strict=True) if x is not None]
+    return _there(given), " ".join(names)
 
 
-def _there(found: Sequence[Any]) -> list[Tensor]:
+def _fields(names: str, tensors: Sequence[Any]) -> Given:
+    """Tensors or slots by their names."""
+    pairs = zip(names.split(), tensors, strict=True)
+    return Given(**{name: x for name, x in pairs if name != NOWHERE})
+
+
+def _learned(tensors: Sequence[Tensor], names: str) -> str:
+    """The names of the tensors whose gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return ""
+    pairs = zip(names.split(), tensors, strict=True)
+    return " ".join([name for name, x in pairs if x.requires_grad and name != NOWHERE])
+
+
+def _there(found: Sequence[Any]) -> list[Any]:
     return [x for x in found if x is not None]
 
 
-def _room(shape: Sequence[int], like: Tensor, dtype: torch.dtype, tokens: bool) -> Tensor:
-    """An empty tensor [b, h, n, d] with the strides that `Plan.empty` gives it."""
-    b, h, n, d = shape
-    if not tokens:
-        return like.new_empty((b, h, n, d), dtype=dtype)
-    return like.new_empty((b, n, h, d), dtype=dtype).transpose(1, 2)
+def _empty(room: Room, like: Tensor) -> Tensor:
+    return like.new_empty_strided(room.shape, room.strides, dtype=room.dtype)

@@ -14,9 +14,10 @@ every call with the same signature runs the same `Plan` on its own tensors.
 """
 
 import functools
+import itertools
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +31,7 @@ ALIGNMENT = 512  # bytes between parts of the workspace, as PyTorch's allocator 
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
 Tensors = Sequence[Tensor | None]
+_COMPILED: Any = torch._C._dynamo.guards  # functions that Inductor's code calls
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,7 +41,7 @@ class Slot:
     It has the attributes that Triton reads from a tensor in order to choose a compiled kernel.
     """
 
-    index: int  # its place among the plan's tensors: first the given ones, then those it makes
+    index: int  # its place in the plan's lists; those of the given tensors come first
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -60,12 +62,29 @@ class Slot:
 
 
 class Room(NamedTuple):
-    """Memory that a plan takes for a slot."""
+    """Memory for a tensor; with `tokens`, [b, h, n, d] lies as [b, n, h, d] in memory."""
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     dtype: torch.dtype
-    zeros: bool
+    tokens: bool = False
+    zeros: bool = False  # filled with them
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of a tensor without gaps."""
+        if self.tokens:
+            _, h, n, d = self.shape
+            return (n * h * d, d, h * d, 1)
+        strides, step = [], 1
+        for size in reversed(self.shape):
+            strides.append(step)
+            step *= max(size, 1)
+        return tuple(reversed(strides))
+
+    @property
+    def size(self) -> int:
+        """The bytes that it takes beside others, which begin at multiples of ALIGNMENT."""
+        return -(-math.prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 class Launch(NamedTuple):
@@ -79,12 +98,10 @@ class Launch(NamedTuple):
     side: bool  # on a second stream, beside the launches that follow
 
 
-# step(arguments, tensors, handle of a stream). `arguments` holds what kernels get: constants and
-# groups of the plan, in the order in which its launches named them.
+# step(values, tensors, handle of a stream). Both lists have a place for every slot, constant and
+# group of arguments. `values` holds what kernels get, on a GPU addresses; `tensors` is for PyTorch.
 Step = Callable[[list[Any], list[Any], int], None]
-# What a run puts in one place of `arguments`, from what kernels get for each slot (on a GPU an
-# address): a group of arguments with a slot in it.
-Getter = Callable[[list[Any]], Any]
+Getter = Callable[[list[Any]], Any]  # a group of arguments, from `values`
 
 
 class Plan:
@@ -95,45 +112,58 @@ class Plan:
         self.launches: list[Launch] = []
         self._on_gpu = device.type == "cuda"  # else kernels get tensors, in Triton's interpreter
         self._n_given = n_given
-        self._rooms: list[Room] = []  # memory of each made slot
+        self._constants: list[Any] = [None] * n_given  # by place; None for what a run puts there
+        self._rooms: dict[int, Room] = {}  # by place: slots that have memory of their own
+        self._parts: list[tuple[int, int, int, Room]] = []  # slots in others: place, whole, offset
+        self._groups: dict[object, tuple[int, Getter]] = {}  # groups with slots: place and getter
+        self._allocated: list[tuple[Any, ...]] = []  # place, and what `empty_strided` takes
         self._steps: list[tuple[str, Step]] = []  # (stream, step)
         self._sided = False  # whether a step is on the second stream
-        self._arguments: list[object] = []  # constants of the plan; None in the place of a getter
-        self._getters: dict[object, tuple[int, Getter]] = {}  # by group: its place, and the getter
-        self._as_tensor = set[int]()  # slots that are returned or given to PyTorch
+        self._as_tensor = set[int]()  # places of slots that are given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
-        self._workspace = 0  # bytes for all slots that only kernels use
-        self._offsets: list[int] = []  # of each slot in the workspace; -1 if it is its own tensor
+        self._result_places: list[int] = []
+        self.workspace = 0  # bytes for all slots that only kernels use
 
     # Writing a plan.
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, tokens: bool = False) -> Slot:
         """Memory without contents; with `tokens`, [b, h, n, d] lies as [b, n, h, d] in memory."""
-        strides = _packed(shape)
-        if tokens:
-            _, h, n, d = shape
-            strides = (n * h * d, d, h * d, 1)
-        return self._new(Room(tuple(shape), strides, dtype, zeros=False))
+        return self._new(Room(tuple(shape), dtype, tokens))
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Slot:
         """Memory filled with zeros."""
-        slot = self._new(Room(tuple(shape), _packed(shape), dtype, zeros=True))
+        slot = self._new(Room(tuple(shape), dtype, zeros=True))
         self._as_tensor.add(slot.index)
         return slot
+
+    def together(self, slots: Sequence[Slot | None]) -> Slot | None:
+        """One tensor of bytes that holds these slots of the plan; None if there are none.
+
+        Another plan finds them in it by `apart`.
+        """
+        return self._merged([x.index for x in slots if x is not None])
+
+    def apart(self, whole: Slot | None, rooms: Sequence[Room | None]) -> list[Slot | None]:
+        """The slots that `together` put into one, given their rooms in the same order."""
+        found = [None if room is None else self._slot(room) for room in rooms]
+        if whole is not None:
+            pairs = zip(found, rooms, strict=True)
+            self._lay(whole, {slot.index: room for slot, room in pairs if slot and room})
+        return found
 
     def summed(self, x: Slot, shape: Sequence[int]) -> Slot:
         """x summed by PyTorch over the axes that have size 1 in `shape`; x itself if it fits."""
         shape = tuple(shape)
         if x.shape == shape:
             return x
-        slot = self._new(Room(shape, _packed(shape), x.dtype, zeros=False))
+        slot = self._new(Room(shape, x.dtype))
         self._as_tensor.update((x.index, slot.index))
         source, target = x.index, slot.index
         more = x.ndim - len(shape)  # axes of x before those of `shape`
         whole = (1,) * more + shape
         axes = [axis for axis in range(x.ndim) if axis < more or whole[axis] != x.shape[axis]]
 
-        def step(arguments: list[Any], tensors: list[Any], handle: int) -> None:
+        def step(values: list[Any], tensors: list[Any], handle: int) -> None:
             torch.sum(tensors[source], axes, keepdim=True, out=tensors[target].view(whole))
 
         self._steps.append(("joined", step))
@@ -167,72 +197,68 @@ class Plan:
         places = [self._place(group) for group in groups]
         if not self._on_gpu:
 
-            def interpreted(arguments: list[Any], tensors: list[Any], handle: int) -> None:
-                kernel[whole](*[arguments[i] for i in places], **constants, **options)
+            def interpreted(values: list[Any], tensors: list[Any], handle: int) -> None:
+                kernel[whole](*[values[i] for i in places], **constants, **options)
 
             self._steps.append((stream, interpreted))
             return
-        start = _starter(kernel.warmup(*groups, grid=whole, **constants, **options), whole)
+        compiled = kernel.warmup(*groups, grid=whole, **constants, **options)
         rest = [constants[name] for name in kernel.arg_names[len(groups) :]]
         pick = itemgetter(*places, *[self._constant(x) for x in rest])
-
-        def started(arguments: list[Any], tensors: list[Any], handle: int) -> None:
-            start(handle, pick(arguments))
-
-        self._steps.append((stream, started))
+        self._steps.append((stream, _started(compiled, whole, pick)))
 
     def returns(self, *results: Slot | None) -> None:
         """End the plan: `run` returns these slots; all other memory becomes one workspace."""
         self.results = results
-        self._as_tensor.update(x.index for x in results if x is not None)
-        for index, room in enumerate(self._rooms, self._n_given):
-            if index in self._as_tensor or not self._on_gpu:
-                self._offsets.append(-1)
-            else:
-                self._offsets.append(self._workspace)
-                size = math.prod(room.shape) * room.dtype.itemsize
-                self._workspace += -(-size // ALIGNMENT) * ALIGNMENT
+        self._result_places = [self._constant(None) if x is None else x.index for x in results]
+        if self._on_gpu:
+            kept = self._as_tensor.union(self._result_places)
+            workspace = self._merged([place for place in self._rooms if place not in kept])
+            self.workspace = 0 if workspace is None else workspace.shape[0]
+        self._allocated = [
+            (place, room.shape, room.strides, room.dtype, room.zeros)
+            for place, room in self._rooms.items()
+        ]
 
     # Running it.
 
     def run(self, given: Tensors) -> tuple[Tensor | None, ...]:
         """Allocate the memory and start the kernels; the tensors are laid out as their slots."""
-        device, on_gpu, workspace = self.device, self._on_gpu, 0
+        device, on_gpu = self.device, self._on_gpu
         if on_gpu and torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
                 return self.run(given)
-        tensors: list[Any] = list(given)
-        values: list[Any] = list(given)
+        tensors = self._constants.copy()
+        tensors[: self._n_given] = given
+        values = tensors
         if on_gpu:
-            values = [None if x is None else x.data_ptr() for x in given]
-        if self._workspace:
-            held = torch.empty(self._workspace, dtype=torch.uint8, device=device)
-            workspace = held.data_ptr()
-        for (shape, strides, dtype, zeros), offset in zip(self._rooms, self._offsets, strict=True):
-            if offset >= 0:
-                tensors.append(None)
-                values.append(workspace + offset)
-                continue
-            x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            values = self._constants.copy()
+            values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
+        for place, shape, strides, dtype, zeros in self._allocated:
+            if on_gpu:  # as compiled code allocates: past the dispatcher, in half the time
+                x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
+                values[place] = x.data_ptr()
+            else:
+                x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             if zeros:
                 x.zero_()
-            tensors.append(x)
-            values.append(x.data_ptr() if on_gpu else x)
-        arguments = self._arguments.copy()
-        for place, get in self._getters.values():
-            arguments[place] = get(values)
+            tensors[place] = x
+        for place, whole, offset, room in self._parts:
+            values[place] = values[whole] + offset if on_gpu else part(tensors[whole], offset, room)
+        for place, get in self._groups.values():
+            values[place] = get(values)
         if not on_gpu:
             for _, step in self._steps:
-                step(arguments, tensors, 0)
+                step(values, tensors, 0)
         else:
-            self._start(arguments, tensors)
-        return tuple([None if x is None else tensors[x.index] for x in self.results])
+            self._start(values, tensors)
+        return tuple([tensors[place] for place in self._result_places])
 
-    def _start(self, arguments: list[Any], tensors: list[Any]) -> None:
+    def _start(self, values: list[Any], tensors: list[Any]) -> None:
         if not self._sided:
             handle = torch._C._cuda_getCurrentRawStream(self.device.index)
             for _, step in self._steps:
-                step(arguments, tensors, handle)
+                step(values, tensors, handle)
             return
         main, side = torch.cuda.current_stream(), None
         handle = main.cuda_stream
@@ -241,11 +267,11 @@ class Plan:
                 if side is None:
                     side = second_stream(self.device)
                     side.wait_stream(main)
-                step(arguments, tensors, side.cuda_stream)
+                step(values, tensors, side.cuda_stream)
                 continue
             if stream == "joined" and side is not None:
                 main.wait_stream(side)
-            step(arguments, tensors, handle)
+            step(values, tensors, handle)
         if side is not None:  # memory is reused in the order of the main stream, so it waits here
             main.wait_stream(side)
 
@@ -257,43 +283,48 @@ class Plan:
             f"{', beside the next' if each.side else ''}"
             for each in self.launches
         ]
-        return [*found, f"{self._workspace:,} bytes of workspace"]
+        return [*found, f"{self.workspace:,} bytes of workspace"]
 
     def _new(self, room: Room) -> Slot:
-        index = self._n_given + len(self._rooms)
-        self._rooms.append(room)
-        return Slot(index, room.shape, room.strides, room.dtype)
+        slot = self._slot(room)
+        self._rooms[slot.index] = room
+        return slot
 
-    def _place(self, group: Any) -> int:
-        """The place of one group of arguments, or of a single one, in the list that a run makes.
+    def _slot(self, room: Room) -> Slot:
+        return Slot(self._constant(None), room.shape, room.strides, room.dtype)
+
+    def _merged(self, places: Sequence[int]) -> Slot | None:
+        """A slot of bytes that holds the slots at these places; None if there are none."""
+        rooms = {place: self._rooms.pop(place) for place in places}
+        if not rooms:
+            return None
+        whole = self.empty((size_of(rooms.values()),), torch.uint8)
+        self._lay(whole, rooms)
+        return whole
+
+    def _lay(self, whole: Slot, rooms: dict[int, Room]) -> None:
+        for (place, room), offset in zip(rooms.items(), offsets(rooms.values()), strict=True):
+            self._parts.append((place, whole.index, offset, room))
+
+    def _place(self, argument: Any) -> int:
+        """The place of an argument of a kernel: a slot, a constant, or a group of arguments.
 
         A group that several kernels take is made once in a run, and one without slots never.
         """
-        if not _has_slot(group):
-            return self._constant(group)
-        if group not in self._getters:
-            self._getters[group] = (len(self._arguments), self._getter(group))
-            self._arguments.append(None)
-        return self._getters[group][0]
+        if isinstance(argument, Slot):
+            return argument.index
+        if not _has_slot(argument):
+            return self._constant(argument)
+        if argument not in self._groups:
+            get = _tuple_of([self._place(part) for part in argument])
+            if not self._on_gpu:  # a compiled kernel takes any tuple, the interpreter its names
+                get = _named(type(argument), get)
+            self._groups[argument] = (self._constant(None), get)
+        return self._groups[argument][0]
 
     def _constant(self, value: object) -> int:
-        self._arguments.append(value)
-        return len(self._arguments) - 1
-
-    def _getter(self, group: Any) -> Getter:
-        """A function from the values of a run to a group of a kernel's arguments."""
-        if isinstance(group, Slot):
-            return itemgetter(group.index)
-        parts = [(i, self._getter(part)) for i, part in enumerate(group) if _has_slot(part)]
-        made_of = tuple if self._on_gpu else type(group)._make  # a compiled kernel takes any tuple
-
-        def get(values: list[Any]) -> Any:
-            filled = list(group)
-            for i, part in parts:
-                filled[i] = part(values)
-            return made_of(filled)
-
-        return get
+        self._constants.append(value)
+        return len(self._constants) - 1
 
 
 Found = TypeVar("Found")
@@ -360,19 +391,44 @@ def slots_of(given: Tensors) -> list[Slot | None]:
     ]
 
 
-def _packed(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor of this shape without gaps."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+def size_of(rooms: Iterable[Room | None]) -> int:
+    """The bytes of all that `Plan.together` puts into one tensor."""
+    return sum(room.size for room in rooms if room is not None)
+
+
+def offsets(rooms: Iterable[Room]) -> list[int]:
+    """Where each of them begins in that tensor."""
+    return [0, *itertools.accumulate(room.size for room in rooms)][:-1]
+
+
+def parts_of(whole: Tensor, rooms: Sequence[Room | None]) -> list[Tensor | None]:
+    """The tensors that `Plan.together` put into one."""
+    there = [room for room in rooms if room is not None]
+    found = map(part, itertools.repeat(whole), offsets(there), there)
+    return [None if room is None else next(found) for room in rooms]
+
+
+def part(whole: Tensor, offset: int, room: Room) -> Tensor:
+    """The tensor that lies in a tensor of bytes."""
+    size = math.prod(room.shape) * room.dtype.itemsize
+    typed = whole[offset : offset + size].view(room.dtype)
+    return typed.as_strided(room.shape, room.strides, typed.storage_offset())
 
 
 @functools.cache
 def second_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream for launches that run beside those of the current stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _tuple_of(places: Sequence[int]) -> Getter:
+    if len(places) == 1:
+        return lambda values: (values[places[0]],)
+    return itemgetter(*places)
+
+
+def _named(kind: Any, get: Getter) -> Getter:
+    return lambda values: kind._make(get(values))
 
 
 def _has_slot(group: object) -> bool:
@@ -382,8 +438,8 @@ def _has_slot(group: object) -> bool:
     return isinstance(group, Slot)
 
 
-def _starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, tuple[Any, ...]], None]:
-    """start(handle of a stream, arguments), for a kernel that Triton has compiled.
+def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
+    """The step that starts a kernel, which Triton has compiled, with the arguments that are picked.
 
     compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
     Here that is left out until somebody adds a hook.
@@ -394,13 +450,13 @@ def _starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, tuple[Any, 
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     runtime, (x, y, z) = triton.knobs.runtime, grid
 
-    def start(handle: int, arguments: tuple[Any, ...]) -> None:
+    def step(values: list[Any], tensors: list[Any], handle: int) -> None:
         if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
-            public(*arguments, stream=handle)
+            public(*pick(values), stream=handle)
         else:
-            run(x, y, z, handle, function, metadata, None, None, None, *arguments)
+            run(x, y, z, handle, function, metadata, None, None, None, *pick(values))
 
-    return start
+    return step
 
 
 def _tile(constants: dict[str, object]) -> str:
