@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -31,10 +32,17 @@ ALIGNMENT = 512  # bytes between parts of the workspace, as PyTorch's allocator 
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
 Tensors = Sequence[Tensor | None]
-# Allocates as compiled code does: past the dispatcher, in half the time.
-_empty_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or (
-    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-)
+
+
+def _public_empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+# Compiled code allocates by `_empty_strided_cuda`: past the dispatcher, in half the time. It is
+# PyTorch's own, so the public function takes its place where it is missing.
+_COMPILED: Any = torch._C._dynamo.guards
+if not hasattr(_COMPILED, "_empty_strided_cuda"):
+    _COMPILED = SimpleNamespace(_empty_strided_cuda=_public_empty)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -239,7 +247,7 @@ class Plan:
             values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
         for place, shape, strides, dtype, zeros in self._allocated:
             if on_gpu:
-                x = _empty_cuda(shape, strides, dtype)
+                x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
                 values[place] = x.data_ptr()
             else:
                 x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
