@@ -18,11 +18,17 @@ def require(condition: bool, message: str | Callable[[], str]) -> None:
         raise ValueError(message if isinstance(message, str) else message())
 
 
-def at_least(minimum: int, **named: int) -> None:
-    """Each named whole number must be at least `minimum`; torch.export gives symbolic ones."""
+def whole(**named: int) -> None:
+    """Each named number must be a whole number; torch.export gives symbolic ones."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
             raise TypeError(f"{name} must be a whole number, got {value!r}.")
+
+
+def at_least(minimum: int, **named: int) -> None:
+    """Each named whole number must be at least `minimum`."""
+    whole(**named)
+    for name, value in named.items():
         if value < minimum:  # not `require`, whose message torch.compile would fix
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
 
