@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.checks import at_least, one_of
 from whence.lag import DenseBias
@@ -39,6 +39,9 @@ class Tisa2d(Gaussians):
         "offset_y": "raw_offset_y",
         "offset_x": "raw_offset_x",
     }
+
+    raw_offset_y: nn.Parameter
+    raw_offset_x: nn.Parameter
 
     offset_y, offset_x = InWidths(), InWidths()
 
