@@ -12,7 +12,6 @@ from whence.cli.experiment import (
     BF16Option,
     ConfigOption,
     DeviceOption,
-    FiguresOption,
     FormatOption,
     JsonOption,
     OutOption,
@@ -24,6 +23,7 @@ from whence.cli.experiment import (
     run_experiment,
     whole_numbers,
 )
+from whence.cli.figures import FiguresOption
 from whence.cli.specs import read_specs
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def lm(
             show_default="trained on the data",
         ),
     ] = None,
-    n_layers: Annotated[
+    layers: Annotated[
         int | None, typer.Option(help="Layers of the model.", show_default="4")
     ] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Heads of a layer.", show_default="4")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads of a layer.", show_default="4")] = None,
     d_model: Annotated[
         int | None, typer.Option(help="Width of the model.", show_default="128")
     ] = None,
@@ -153,7 +153,11 @@ def lm(
     ] = None,
     keep_models: Annotated[
         bool | None,
-        typer.Option("--keep-models", help="Keep the trained weights.", show_default=False),
+        typer.Option(
+            "--keep-models/--no-keep-models",
+            help="Keep the trained weights.",
+            show_default="no-keep-models",
+        ),
     ] = None,
     config: ConfigOption = None,
     ray: RayOption = None,
@@ -189,8 +193,8 @@ def lm(
             "eval_tokens": eval_tokens,
             "vocab_size": vocab_size,
             "tokenizer": tokenizer,
-            "n_layers": n_layers,
-            "n_heads": n_heads,
+            "n_layers": layers,
+            "n_heads": heads,
             "d_model": d_model,
             "dropout": dropout,
             "steps": steps,

@@ -13,7 +13,6 @@ from whence.cli.experiment import (
     BF16Option,
     ConfigOption,
     DeviceOption,
-    FiguresOption,
     FormatOption,
     JsonOption,
     OutOption,
@@ -25,6 +24,7 @@ from whence.cli.experiment import (
     run_experiment,
     whole_numbers,
 )
+from whence.cli.figures import FiguresOption
 from whence.cli.specs import read_spec
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def translate(
     ] = None,
     keep_models: Annotated[
         bool | None,
-        typer.Option("--keep-models/--no-keep-models", help="For --predict.", show_default="keep"),
+        typer.Option(
+            "--keep-models/--no-keep-models", help="For --predict.", show_default="keep-models"
+        ),
     ] = None,
     predict: Annotated[
         Path | None,
