@@ -1,6 +1,7 @@
 """Refusing bad input in one sentence: the value, the rule and the way out."""
 
 import difflib
+import os
 from collections.abc import Callable, Iterable
 
 import torch
@@ -31,6 +32,24 @@ def at_least(minimum: int, **named: int) -> None:
     for name, value in named.items():
         if value < minimum:  # not `require`, whose message torch.compile would fix
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+
+
+def at_most(maximum: int, **named: int | float) -> None:
+    """Each named number must be at most `maximum`."""
+    for name, value in named.items():
+        require(value <= maximum, f"{name} must be at most {maximum:,}, got {value}.")
+
+
+def fits_memory(what: str, count: int, *, bytes_each: int) -> None:
+    """Raise where this machine could not hold so many numbers: the system would kill us."""
+    if not hasattr(os, "sysconf"):  # Windows, where an allocation fails at once
+        return
+    needed, there = bytes_each * count, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise MemoryError(
+            f"{what} has {count:,} parameters, for which {needed / 1e9:,.0f} GB are needed and "
+            f"{there / 1e9:,.0f} GB there."
+        )
 
 
 def finite(**named: float | None) -> None:

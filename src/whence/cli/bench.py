@@ -135,7 +135,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     if pieces is None:
         return None
     for piece in pieces:
-        require(piece.isdigit(), f"{option} takes whole numbers such as 512,2048, got {text!r}.")
+        require(piece.isdecimal(), f"{option} takes whole numbers such as 512,2048, got {text!r}.")
     return tuple(int(piece) for piece in pieces)
 
 

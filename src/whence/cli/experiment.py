@@ -150,7 +150,19 @@ def whole_numbers(text: str | None, option: str, *, such_as: str) -> tuple[int, 
         return None
     pieces = [piece.strip() for piece in text.split(",")]
     require(
-        all(piece.isdigit() for piece in pieces),
+        all(piece.isdecimal() for piece in pieces),
         f"{option} takes whole numbers such as {such_as}, got {text!r}.",
     )
     return tuple(int(piece) for piece in pieces)
+
+
+def learning_rates(text: str | None) -> tuple[float, ...] | None:
+    """The option --learning-rate of several rates: 1e-3,2e-3."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(piece) for piece in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
+        ) from None

@@ -19,6 +19,7 @@ from whence.cli.experiment import (
     SecondsOption,
     WorkersOption,
     check_options,
+    learning_rates,
     print_tables,
     run_experiment,
     whole_numbers,
@@ -200,7 +201,7 @@ def lm(
             "steps": steps,
             "batch": batch,
             "accumulate": accumulate,
-            "learning_rates": _rates(learning_rate),
+            "learning_rates": learning_rates(learning_rate),
             "tuning_tokens": tuning_tokens,
             "warmup": warmup,
             "weight_decay": weight_decay,
@@ -278,14 +279,3 @@ def show(results: "Language", *, form: str = "text", as_json: bool = False) -> N
 
 def _in_two_lines(heading: str) -> str:
     return "\n".join(heading.replace("/s", " /s").rsplit(" ", 1))
-
-
-def _rates(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(piece) for piece in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
-        ) from None

@@ -20,6 +20,7 @@ from whence.cli.experiment import (
     SecondsOption,
     WorkersOption,
     check_options,
+    learning_rates,
     print_tables,
     run_experiment,
     whole_numbers,
@@ -181,7 +182,7 @@ def translate(
             "tokens": tokens,
             "accumulate": accumulate,
             "steps": steps,
-            "learning_rates": _rates(learning_rate),
+            "learning_rates": learning_rates(learning_rate),
             "warmup": warmup,
             "average": average,
             "average_every": average_every,
@@ -267,14 +268,3 @@ def _predict(
         typer.echo(json.dumps(rows, ensure_ascii=False, indent=1))
     else:
         typer.echo("\n".join(found))
-
-
-def _rates(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(piece) for piece in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
-        ) from None
