@@ -165,6 +165,10 @@ def run_sweep(
         workers == 1 or (processes()[1] == 1 and ray is None),
         "workers share the device of one process: leave out torchrun and --ray, or the workers.",
     )
+    if ray is not None:
+        from whence.experiments.on_ray import check_address
+
+        check_address(ray)
     say("making the data ready", 0.0)
     sweep = kind(config, out)
     stopped: OutOfTimeError | JobsFailedError | None = None
