@@ -23,7 +23,8 @@ from playwright.sync_api import Page, sync_playwright
 
 import whence
 
-STARTS, MOVES, METHODS = 3, 15, ("tisa", "alibi", "shaw", "rope", "t5", "deberta")
+STARTS, MOVES = 3, 15
+METHODS = ("tisa", "alibi", "shaw", "rope", "t5", "deberta", "floater")
 BARS = {"seconds_to_interactive": 3.0, "milliseconds_a_redraw": 300.0}
 OUT = Path("results/cpu/explore.json")
 MOVE = """async (slider) => {

@@ -8,9 +8,11 @@ from whence.bench import CONTENDERS as BENCHED
 TISA = "tisa:kernels=5"
 RELEASED = f"{TISA},start=released"
 RUNS = ("gpu/as_called.json", "gpu/bars.json", "gpu/flex.json")  # newest first
-SECTION = """
+HEADING = """
 ## All that was measured on a GPU
 
+"""
+SETTING = """\
 One layer's attention: {n_heads} heads, {tokens:,} tokens a batch, {dtype}; {gpu}, driver {driver},
 torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python}, commit {commit} unless another is
 named. Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the
@@ -74,8 +76,9 @@ def gpu(stored: ResultsFolder) -> str:
     if not runs:
         return ""
     main = max(runs, key=_size)
-    parts = [SECTION.format(**main["config"], **main["machine"]), "\n", _bars(runs)]
-    seen: set[tuple[Any, ...]] = set()
+    parts = [HEADING, _bars(runs)]
+    tables = [SETTING.format(**main["config"], **main["machine"])]
+    seen = set[tuple[Any, ...]]()
     for results in runs:
         fresh = [r for r in results["records"] if _point(r) not in seen]
         seen |= {_point(r) for r in fresh}
@@ -88,8 +91,9 @@ def gpu(stored: ResultsFolder) -> str:
             several = "" if batch is None else f", {batch} sequences"
             title += ", 1 sequence" if batch == 1 else several
             title += f" (commit {results['machine']['commit'][:7]})"
-            parts.append(FOLDED.format(title=title, text=_table(mine) + _left_out(mine)))
-    return "".join(parts)
+            tables.append(f"**{title}**\n\n{_table(mine)}{_left_out(mine)}")
+    title = "Time and memory of everything, and how it was measured"
+    return "".join([*parts, FOLDED.format(title=title, text="\n".join(tables))])
 
 
 def gpu_short(stored: ResultsFolder) -> str:

@@ -1,6 +1,7 @@
 """Refusing bad input in one sentence: the value, the rule and the way out."""
 
 import difflib
+import os
 from collections.abc import Callable, Iterable
 
 import torch
@@ -18,13 +19,37 @@ def require(condition: bool, message: str | Callable[[], str]) -> None:
         raise ValueError(message if isinstance(message, str) else message())
 
 
-def at_least(minimum: int, **named: int) -> None:
-    """Each named whole number must be at least `minimum`; torch.export gives symbolic ones."""
+def whole(**named: int) -> None:
+    """Each named number must be a whole number; torch.export gives symbolic ones."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
             raise TypeError(f"{name} must be a whole number, got {value!r}.")
+
+
+def at_least(minimum: int, **named: int) -> None:
+    """Each named whole number must be at least `minimum`."""
+    whole(**named)
+    for name, value in named.items():
         if value < minimum:  # not `require`, whose message torch.compile would fix
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+
+
+def at_most(maximum: int, **named: int | float) -> None:
+    """Each named number must be at most `maximum`."""
+    for name, value in named.items():
+        require(value <= maximum, f"{name} must be at most {maximum:,}, got {value}.")
+
+
+def fits_memory(what: str, count: int, *, bytes_each: int) -> None:
+    """Raise where this machine could not hold so many numbers: the system would kill us."""
+    if not hasattr(os, "sysconf"):  # Windows, where an allocation fails at once
+        return
+    needed, there = bytes_each * count, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise MemoryError(
+            f"{what} has {count:,} parameters, for which {needed / 1e9:,.0f} GB are needed and "
+            f"{there / 1e9:,.0f} GB there."
+        )
 
 
 def finite(**named: float | None) -> None:

@@ -1,6 +1,7 @@
 """`whence explore` in a real browser: every tab, a slider, a model, errors, downloads, two widths."""
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -113,7 +114,7 @@ class Look:
         with self.page.expect_download() as download:
             self.page.click(f"{card} [data-save={kind}]")
         assert download.value.suggested_filename.endswith(f".{kind}")
-        return Path(download.value.path()).read_text(encoding="utf-8")
+        return Path(download.value.path()).read_bytes().decode("utf-8")  # ends of lines as they are
 
     def check(self) -> None:
         """No complaint, no request that leaves the machine, nothing wider than the window."""
@@ -132,6 +133,10 @@ def look(
     found.context.close()
 
 
+def read_csv(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text, newline="")))
+
+
 def test_a_slider_an_error_a_model_and_results(look: Look, folder: Path) -> None:
     page = look.page
     before = page.inner_html("#plots .cards")
@@ -147,10 +152,15 @@ def test_a_slider_an_error_a_model_and_results(look: Look, folder: Path) -> None
     card = "#plots .card[data-name=lag-curve]"
     assert look.saved(card, "svg").startswith("<svg")
     data = json.loads(look.saved(card, "json"))
-    rows = list(csv.reader(look.saved(card, "csv").splitlines()))
+    rows = read_csv(look.saved(card, "csv"))
     assert rows[0] == data["columns"]
     assert len(rows) == 1 + len(data["rows"]) > 90
     assert [float(rows[5][1]), float(rows[5][2])] == data["rows"][4][1:]
+    hostile = {"columns": ["a,b", 'c"d', "e\rf", "g\nh"], "rows": [["\r", "\r\n", "", "x"]]}
+    page.eval_on_selector(
+        f"{card} template.numbers", "(x, text) => x.content.textContent = text", json.dumps(hostile)
+    )
+    assert read_csv(look.saved(card, "csv")) == [hostile["columns"], *hostile["rows"]]
 
     look.tab("Model")
     page.fill("#model-name textarea, #model-name input", str(folder / "outside"))

@@ -28,7 +28,7 @@ from whence.app.svg import Line, draw_lines, draw_matrix, draw_ranking
 from whence.app.words import RandomWords
 from whence.app.worker import _answer
 from whence.colours import INFERNO, VIRIDIS
-from whence.methods import METHODS
+from whence.methods import METHODS, floater
 
 WORDS = RandomWords(12)
 SENTENCE = "I think therefore I am"
@@ -87,6 +87,22 @@ def test_numbers_of_other_methods_can_be_moved_too(spec: str, moved: dict[str, f
     own = found if found.ndim == 0 else found[:, 0] if name == "table" else found[0]
     assert own.reshape(-1)[int(place)].item() == pytest.approx(value)
     assert not torch.equal(getattr(before, name), found)
+
+
+def test_the_equation_of_floater_is_solved_once_for_all_plots_with_the_numbers_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    solver, solved = floater._odeint(), []
+
+    def counted(rate: Any, start: Any, times: Any, **options: Any) -> Any:
+        solved.append(len(times))
+        return solver(rate, start, times, **options)
+
+    monkeypatch.setattr(floater, "_odeint", lambda: counted)
+    number_controls(Choice("floater", {}, n=8))
+    assert solved == []
+    drawn(Choice("floater", {"1:nothing:0": 1.0}, n=8), "a b a", WORDS)
+    assert solved == [17]
 
 
 def test_without_position_a_repeated_word_attends_alike_and_with_tisa_it_does_not() -> None:

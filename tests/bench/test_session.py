@@ -249,7 +249,7 @@ def test_the_command_writes_json_and_figures_and_prints_a_table(
     monkeypatch.setattr(timing, "timed", lambda *_, **__: timing.quantiles([2.0]))
     out = tmp_path / "bench"
     options = ["--methods", "tisa,shaw:clip=2", "--lengths", "16,24", "--modes", "both,decode"]
-    options += ["--n-heads", "2", "--head-sizes", "8", "--tokens", "24", "--device", "cpu"]
+    options += ["--heads", "2", "--head-sizes", "8", "--tokens", "24", "--device", "cpu"]
     options += ["--peers", "plain,eager"]
     done = CliRunner().invoke(app, ["bench", *options, "--out", str(out)], env={"COLUMNS": "150"})
     assert done.exit_code == 0, done.output

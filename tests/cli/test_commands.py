@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -35,6 +36,17 @@ def test_version_is_the_packages() -> None:
     result = run("--version")
     assert result.exit_code == 0
     assert result.stdout == f"whence {whence.__version__}\n"
+
+
+def test_one_thing_has_one_name_in_every_command() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = [option for command in commands.values() for option in command.params]
+    names = {name for option in options for name in option.opts if name.startswith("--")}
+    assert {"--layers", "--heads", "--max-length"} <= names
+    assert not names & {name.replace("--", "--n-") for name in names}
+    for option in options:
+        formats_of_figures = option.metavar == "png|svg|pdf"
+        assert ("--figures" in option.opts) == formats_of_figures, option.opts
 
 
 def test_methods_lists_every_method_once() -> None:

@@ -106,7 +106,7 @@ def test_the_exported_fit_is_a_tisa_method_of_as_many_heads(inspected: tuple[Res
 
 
 def test_all_layers_biases_and_formats_are_there_on_request(tiny: Path, tmp_path: Path) -> None:
-    arguments = ("--layer", "all", "--biases", "--no-profile", "--json", "--format", "svg")
+    arguments = ("--layer", "all", "--biases", "--no-profile", "--json", "--figures", "svg")
     result = run("inspect", tiny, "--out", tmp_path / "o", "--fit", tmp_path / "fits", *arguments)
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_be_read_is_one_line_and_leaves_nothing(
         (("--layer", "first"), "--layer must be a number or all, got 'first'"),
         (("--layer", "²"), "--layer must be a number or all"),
         (("--layer", "9" * 30), "--layer must be a number or all"),
-        (("--format", "jpg"), "Unknown format 'jpg'"),
+        (("--figures", "jpg"), "Unknown format of the figures 'jpg'"),
         (("--no-fit", "--fit", "a.safetensors"), "give one of them"),
         (("--text", "/no/such/text"), "cannot read /no/such/text"),
         (

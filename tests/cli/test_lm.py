@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from error_lines import LOG_LINE, fails_with
-from lm_settings import TINY, assert_same_numbers, flags, text_file, tiny
+from lm_settings import OPTIONS, TINY, assert_same_numbers, flags, text_file, tiny
 from whence.analysis.lm_results import Language
 from whence.cli import demo as demo_command
 from whence.cli import progress
@@ -199,9 +199,7 @@ def test_the_help_shows_the_defaults_that_the_configuration_has() -> None:
     shown = {option.name: option.show_default for option in command.params}
     for field in dataclasses.fields(LMConfig):
         default = field.default
-        name = {"learning_rates": "learning_rate", "compile": "compile_"}.get(
-            field.name, field.name
-        )
+        name = (OPTIONS | {"compile": "compile_"}).get(field.name, field.name)
         if field.name in ("methods", "data", "valid", "task", "tokenizer", "eval_lengths"):
             continue
         if field.name == "vocab_size":
@@ -210,7 +208,7 @@ def test_the_help_shows_the_defaults_that_the_configuration_has() -> None:
             (default,) = default  # type: ignore[misc]
         elif isinstance(default, bool):
             assert default is False
-            assert shown[name] in (f"no-{field.name}", False), name
+            assert shown[name] == f"no-{field.name.replace('_', '-')}", name
             continue
         assert shown[name] == str(default), name
     assert "[default: (200)]" in run("lm", "--help").stdout

@@ -35,7 +35,7 @@ def test_figures_of_lm_have_the_format_that_was_asked_for(form: str, tmp_path: P
     for other in HEADS:
         (figures / f"length.{other}").write_bytes(b"old")
     (figures / "mine.png").write_bytes(b"mine")
-    result = run("report", tmp_path, "--format", form)
+    result = run("report", tmp_path, "--figures", form)
     assert result.exit_code == 0, result.output
     found = {path.name for path in figures.iterdir()}
     assert found == {f"length.{form}", f"attention.{form}", "mine.png"}
@@ -114,5 +114,5 @@ def test_folders_that_cannot_share_a_page_are_refused(tmp_path: Path) -> None:
     replace(fine_tuned(), jobs=()).save(tmp_path / "more" / "glue.json")
     refused(run("report", tmp_path / "more"), "the whence glue that began there goes on")
     refused(run("report", both[0], both[0], "--out", tmp_path / "out"), "given twice")
-    refused(run("report", both[0], "--format", "jpg"), "Unknown format 'jpg'")
+    refused(run("report", both[0], "--figures", "jpg"), "Unknown format of the figures 'jpg'")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["glue", "inspect", "lm", "more"]

@@ -140,6 +140,7 @@ def test_wrong_use_is_one_line_and_nothing_is_written(
     ("arguments", "phrase"),
     [
         (("--beams", 0), "beams must be at least 1, got 0"),
+        (("--beams", 10**9), "beams must be at most 290, got 1000000000"),  # the vocabulary's size
         (("--length-penalty", "nan"), "length_penalty must be a finite number"),
         (("--length-penalty", -1), "length_penalty must be 0 or more"),
         (("--device", "gpu"), "Unknown device 'gpu'"),

@@ -208,7 +208,7 @@ def test_the_gpu_section_is_there_when_its_results_are_and_not_before(tmp_path: 
     assert "16,384 tokens a batch, bfloat16" in section
     assert "| TISA over FA2 | 0.99 | at most 1.6 | held | abc |" in section
     assert "| Flex over TISA | - | at least 2.5 | not measured | abc |" in section
-    assert "<summary>Forward and backward, heads of 64 (commit abc)</summary>" in section
+    assert "\n**Forward and backward, heads of 64 (commit abc)**\n\n|" in section
     assert "| `tisa:kernels=5`, whence, fused | 1.23 ms, 57 MB |\n" in section
     assert "| FlashAttention-2, no bias | 99.50 ms, 1 MB |" in section
     assert "- `tisa:kernels=5`, eager, n x n, n = 512: needs about 200 GB" in section

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from processes import CONTEXT
+from processes import CONTEXT, free_port
 from toy_sweep import AllSquared, Squares, SquareSweep
 from whence.experiments import job_queue, run_sweep
 from whence.experiments.progress import JobsFailedError, OutOfTimeError
@@ -86,4 +86,8 @@ def test_a_folder_of_another_experiment_and_ways_that_exclude_each_other_are_ref
         run_sweep(SquareSweep, Squares((1,)), tmp_path / "new", workers=0)
     with pytest.raises(ValueError, match="leave out torchrun and --ray, or the workers"):
         run_sweep(SquareSweep, Squares((1,)), tmp_path / "new", workers=2, ray="local")
+    nobody = f"127.0.0.1:{free_port()}"
+    for address, why in (("x", "--ray takes local, auto or"), (nobody, f"answers at {nobody}: ")):
+        with pytest.raises(ValueError, match=why):
+            run_sweep(SquareSweep, Squares((1,)), tmp_path / "new", ray=address)
     assert not (tmp_path / "new").exists()

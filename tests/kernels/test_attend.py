@@ -105,6 +105,24 @@ def test_q_start_places_the_queries_among_the_keys(q_start):
     assert_close(reference(q, k, v, bias=bias, q_start=q_start), want)
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("q_start", [2**20, 10**12, -(2**20), -(10**12)])
+def test_a_line_is_exact_at_any_distance_from_the_keys(q_start, backend):
+    q, k, v = heads(3, 7, dtype=torch.float32)
+    bias, distance = LagBias.line(torch.linspace(-1, 1, H)), lags(3, 7, q_start).abs()
+    # What all keys of a row have in common, a softmax does not see.
+    matrix = torch.linspace(-1, 1, H).double()[:, None, None] * (distance - distance.min())
+    nearest = distance.amin(dim=1)
+    for window in (None, int(nearest.max()) + 1, int(nearest.max()) + 3):
+        allowed = torch.ones_like(distance).bool() if window is None else distance <= window
+        mask = matrix.masked_fill(~allowed, -math.inf)
+        want = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), attn_mask=mask)
+        got = attend(q, k, v, bias=bias, q_start=q_start, window=window, backend=backend)
+        assert_close(got, want.float())
+    nothing = attend(q, k, v, bias=bias, q_start=q_start, window=10, backend=backend)
+    assert_close(nothing, torch.zeros_like(nothing), rtol=0, atol=0)
+
+
 def loop(q, k, v, *, bias=None, values=None, allowed=None, scale=None) -> Tensor:
     """Attention one number at a time; bias and values are [b, h, q, k] and [b, h, q, k, d_v]."""
     (b, h, n_q, d), (h_kv, n_k) = q.shape, k.shape[1:3]

@@ -109,6 +109,26 @@ def test_the_extent_never_cuts_a_value_that_is_not_zero(dtype, kernels, longest)
     assert_close(beyond, torch.zeros_like(beyond), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["tisa", "tisa2d"])
+def test_gradients_are_finite_for_every_width_and_zero_where_a_gaussian_is_no_wider_than_a_lag(
+    name,
+):
+    method = build(name, n_heads=1, max_length=9, d_head=4)
+    log_widths = torch.tensor([-1e3, -89.0, -46.0, 46.0, 1e3])  # float32 ends at about +-88
+    with torch.no_grad():
+        method.raw_deviation.copy_(log_widths / 32)
+        for offset in method.offsets:
+            getattr(method, f"raw_{offset}").copy_(torch.tensor([0.0, 1e20, 1.0, 1.0, 0.0]) / 32)
+        method.amplitude = 1.0
+    lag = torch.arange(-8, 9)
+    curve = method.curve(lag) if name == "tisa" else method.surface(lag, lag)
+    assert curve.isfinite().all()
+    gradients = torch.autograd.grad((curve * torch.randn_like(curve)).sum(), method.parameters())
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    narrow = dict(zip([n for n, _ in method.named_parameters()], gradients, strict=True))
+    assert_close(narrow["raw_deviation"][0, :3], torch.zeros(3), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 60), (torch.float64, 120)])
 def test_the_extent_is_short_where_the_gaussians_are_narrow(dtype, most):
     """A bound that is always `longest` would be safe and useless."""

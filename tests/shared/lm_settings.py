@@ -40,6 +40,10 @@ def tiny(data: Path | None = None, methods: tuple[str, ...] = ("tisa",), **more:
     return LMConfig(data=None if data is None else str(data), **given)
 
 
+# Options of the command that are not called as the field of the configuration is.
+OPTIONS = {"learning_rates": "learning_rate", "n_layers": "layers", "n_heads": "heads"}
+
+
 def flags(config: LMConfig) -> list[str]:
     """The same as options of the command."""
     found = []
@@ -47,7 +51,7 @@ def flags(config: LMConfig) -> list[str]:
         if value is None or value is False:
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        option = "learning-rate" if name == "learning_rates" else name.replace("_", "-")
+        option = OPTIONS.get(name, name).replace("_", "-")
         found += [f"--{option}", *([] if value is True else [text])]
     return found
 

@@ -168,7 +168,6 @@ def built(choice: Choice) -> PositionMethod:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         method = build(choice.spec, causal=choice.causal, **shape)
-    method.begin(length)
     return _moved(method, choice)
 
 
@@ -198,9 +197,12 @@ def numbers(method: PositionMethod, n_heads: int) -> dict[str, Tensor]:
 def drawn(choice: Choice, text: str, words: MiniLMWords | RandomWords) -> str:
     """Curve, matrix, and the attention of a sentence without and with the method."""
     method = built(choice)
-    curve, site = _curve(method, choice)
-    matrix = _matrix(method, choice)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        # Once for all that follows, in the grad mode and with the numbers of what follows: FLOATER
+        # solves its equation here, and would else solve it again for every curve and matrix.
+        method.begin(2 * choice.n + 1)
+        curve, site = _curve(method, choice)
+        matrix = _matrix(method, choice)
         torch.manual_seed(0)
         sentence = words.read(text)
         attention = _attention(method, choice, sentence, words)

@@ -14,12 +14,13 @@ document.addEventListener('click', (event) => {
     content = text;
     type = 'application/json';
   } else {
+    // As RFC 4180 has it: a cell with a comma, a quote or any end of a line is quoted.
     const data = JSON.parse(text);
     const cell = (value) => {
       const shown = value === null ? '' : String(value);
-      return /[",\n]/.test(shown) ? '"' + shown.replaceAll('"', '""') + '"' : shown;
+      return /[",\r\n]/.test(shown) ? '"' + shown.replaceAll('"', '""') + '"' : shown;
     };
-    content = [data.columns, ...data.rows].map((row) => row.map(cell).join(',')).join('\n') + '\n';
+    content = [data.columns, ...data.rows].map((row) => row.map(cell).join(',') + '\r\n').join('');
     type = 'text/csv';
   }
   const link = document.createElement('a');

@@ -40,7 +40,7 @@ def bench(
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Tokens, for example 512,2048.")] = None,
     head_sizes: Annotated[str | None, typer.Option(help="For example 64,128.")] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Heads; 12 unless given.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads; 12 unless given.")] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Tokens a batch: a length's sequences times the length.")
     ] = None,
@@ -56,7 +56,7 @@ def bench(
         float | None, typer.Option(help="Stop after this time; what was measured is kept.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One method, two short lengths.")] = False,
-    figures: Annotated[bool, typer.Option(help="Draw figures too.")] = True,
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="Draw none.")] = False,
     out: Annotated[
         Path, typer.Option(help="The folder for bench.json and figures; made if missing.")
     ] = Path("out/bench"),
@@ -86,19 +86,19 @@ def bench(
             "modes": _listed(modes),
             "lengths": _numbers("--lengths", lengths),
             "head_sizes": _numbers("--head-sizes", head_sizes),
-            "n_heads": n_heads,
+            "n_heads": heads,
             "tokens": tokens,
             "dtype": dtype,
             "causal": causal,
         }
         plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
-        if figures:  # a missing extra and a bad folder show before the work
+        if not no_figures:  # a missing extra and a bad folder show before the work
             from whence.report.figure_files import save_png
             from whence.report.speed import draw_speed
         check_folder(out)
         results = _measured(Session, plan, out / "bench.json", seconds)
         written = [out / "bench.json"]
-        if figures:
+        if not no_figures:
             for name, figure in draw_speed(results).items():
                 written.append(save_png(figure, out / f"{name}.png", dpi=160))
     _print(results)
@@ -135,7 +135,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     if pieces is None:
         return None
     for piece in pieces:
-        require(piece.isdigit(), f"{option} takes whole numbers such as 512,2048, got {text!r}.")
+        require(piece.isdecimal(), f"{option} takes whole numbers such as 512,2048, got {text!r}.")
     return tuple(int(piece) for piece in pieces)
 
 

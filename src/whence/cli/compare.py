@@ -9,10 +9,11 @@ import typer
 from rich import box
 from rich.table import Table
 
-from whence.checks import one_of, require
+from whence.checks import require
 from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
-from whence.cli.inspect import FORMATS, inspect_all
+from whence.cli.figures import FiguresOption, check_figures
+from whence.cli.inspect import inspect_all
 from whence.cli.progress import progress_bar
 from whence.files import from_home
 
@@ -31,9 +32,7 @@ def compare_checkpoints(
     out: Annotated[
         Path, typer.Option(help="The folder for results, figures and page; made if missing.")
     ] = Path("out/compare"),
-    formats: Annotated[
-        list[str], typer.Option("--format", metavar="|".join(FORMATS), help="Of the figures.")
-    ] = ["png"],  # noqa: B006  typer copies it
+    figures: FiguresOption = ["png"],  # noqa: B006  typer copies it
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Also read pickled weights: trust their author.")
     ] = False,
@@ -46,8 +45,7 @@ def compare_checkpoints(
     with one_line_errors("plot"):
         from whence.analysis.comparison import compare, read_scores
 
-        for name in formats:
-            one_of("format", name, FORMATS)
+        check_figures(figures)
         known = None if scores is None else read_scores(scores)
         with progress_bar() as say:
             from whence.report.folder import (
@@ -77,7 +75,7 @@ def compare_checkpoints(
             page = write_folder(
                 out,
                 Results(tuple(found), comparison).with_earlier(earlier),
-                formats=formats,
+                formats=figures,
                 figures_of=(),
                 keep=found,
                 progress=lambda what, share: say(what, 0.8 + 0.2 * share),

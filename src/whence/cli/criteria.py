@@ -1,6 +1,5 @@
 """`whence criteria`: Table 1 of the slides, measured on the code, beside the slides' ticks."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from whence.checks import fits_memory
 from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
 from whence.cli.specs import read_specs
@@ -66,19 +66,12 @@ def _check_memory(spec: str) -> None:
     """Raise where this machine could not hold the parameters: the system would kill the command."""
     from whence.analysis.probes import D_HEAD, HEADS
 
-    if not hasattr(os, "sysconf"):  # Windows, where an allocation fails at once
-        return
     try:
         with torch.device("meta"):
             count = build(spec, n_heads=HEADS, d_head=D_HEAD).n_parameters()
     except ImportError:
         return  # it is left out of the table
-    needed, there = 32 * count, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:  # float64 numbers, their gradients, and both once more
-        raise MemoryError(
-            f"{spec} has {count:,} parameters, for which {needed / 1e9:,.0f} GB are needed and "
-            f"{there / 1e9:,.0f} GB there."
-        )
+    fits_memory(spec, count, bytes_each=32)  # float64, their gradients, and both once more
 
 
 def _print(report: "CriteriaReport") -> None:

@@ -54,7 +54,7 @@ def distill(
         str | None, typer.Option(metavar="stsb", help="Also measure on a task: its dev set.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder of the task: GLUE's STS-B.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens that a line is cut at.")] = 256,
+    max_length: Annotated[int, typer.Option(help="Tokens that a line is cut at.")] = 256,
     seed: Annotated[int, typer.Option(help="Of the order of the text.")] = 0,
     force: Annotated[
         bool, typer.Option("--force", help="Replace OUT if an earlier distill wrote it.")
@@ -90,7 +90,7 @@ def distill(
                     keep_table=keep_table,
                     steps=steps,
                     train=train,
-                    length=length,
+                    length=max_length,
                     seed=seed,
                 ),
                 text=words,

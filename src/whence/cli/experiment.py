@@ -13,7 +13,7 @@ from rich.table import Table
 
 from whence.checks import one_of, require
 from whence.cli.console import plain_console
-from whence.cli.inspect import FORMATS as FIGURES
+from whence.cli.figures import check_figures
 from whence.cli.progress import progress_bar
 from whence.cli.unfinished import ends_in_order
 
@@ -49,9 +49,6 @@ SecondsOption = Annotated[
 FormatOption = Annotated[
     str, typer.Option("--format", metavar="|".join(FORMATS), help="Of what is printed.")
 ]
-FiguresOption = Annotated[
-    list[str], typer.Option(metavar="|".join(FIGURES), help="Format of the figures.")
-]
 OutOption = Annotated[Path, typer.Option(help="The folder for results and page; made if missing.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -59,8 +56,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 def check_options(form: str, figures: Sequence[str], seconds: float | None) -> None:
     """Refuse wrong values of the options that all experiments have."""
     one_of("format", form, FORMATS)
-    for name in figures:
-        one_of("format of the figures", name, FIGURES)
+    check_figures(figures)
     require(seconds is None or seconds > 0, f"--seconds must be positive, got {seconds}.")
 
 
@@ -154,7 +150,19 @@ def whole_numbers(text: str | None, option: str, *, such_as: str) -> tuple[int, 
         return None
     pieces = [piece.strip() for piece in text.split(",")]
     require(
-        all(piece.isdigit() for piece in pieces),
+        all(piece.isdecimal() for piece in pieces),
         f"{option} takes whole numbers such as {such_as}, got {text!r}.",
     )
     return tuple(int(piece) for piece in pieces)
+
+
+def learning_rates(text: str | None) -> tuple[float, ...] | None:
+    """The option --learning-rate of several rates: 1e-3,2e-3."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(piece) for piece in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
+        ) from None

@@ -12,7 +12,6 @@ from whence.cli.experiment import (
     BF16Option,
     ConfigOption,
     DeviceOption,
-    FiguresOption,
     FormatOption,
     JsonOption,
     OutOption,
@@ -24,6 +23,7 @@ from whence.cli.experiment import (
     run_experiment,
     whole_numbers,
 )
+from whence.cli.figures import FiguresOption
 
 if TYPE_CHECKING:
     from whence.analysis.glue_results import Glue
@@ -72,7 +72,8 @@ def glue(
         ),
     ] = None,
     share: Annotated[
-        bool | None, typer.Option("--share", help="One set of kernels for all layers.")
+        bool | None,
+        typer.Option("--share/--no-share", help="One set of kernels for all layers; no-share."),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Runs a cell, 5 by default. For some tasks: 5,sst2=3.")

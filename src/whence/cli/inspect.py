@@ -10,15 +10,14 @@ import typer
 from rich import box
 from rich.table import Table
 
-from whence.checks import one_of, require
+from whence.checks import require
 from whence.cli.console import plain_console
 from whence.cli.errors import one_line_errors
+from whence.cli.figures import FiguresOption, check_figures
 from whence.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from whence.analysis.results import Inspection
-
-FORMATS = ("png", "svg", "pdf")
 
 
 def inspect(
@@ -60,9 +59,7 @@ def inspect(
     out: Annotated[
         Path, typer.Option(help="The folder for results, figures and page; made if missing.")
     ] = Path("out/inspect"),
-    formats: Annotated[
-        list[str], typer.Option("--format", metavar="|".join(FORMATS), help="Of the figures.")
-    ] = ["png"],  # noqa: B006  typer copies it
+    figures: FiguresOption = ["png"],  # noqa: B006  typer copies it
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Also read pickled weights: trust their author.")
     ] = False,
@@ -77,8 +74,7 @@ def inspect(
     """
     with one_line_errors("plot"):
         require(not (no_fit and fit), "--fit exports what --no-fit leaves out: give one of them.")
-        for name in formats:
-            one_of("format", name, FORMATS)
+        check_figures(figures)
         words = None if text is None else read_text(text)
         with progress_bar() as say:
             from whence.report.folder import (
@@ -109,7 +105,7 @@ def inspect(
             page = write_folder(
                 out,
                 results,
-                formats=formats,
+                formats=figures,
                 figures_of=found,
                 keep=found,
                 progress=lambda what, share: say(what, 0.8 + 0.2 * share),

@@ -12,7 +12,6 @@ from whence.cli.experiment import (
     BF16Option,
     ConfigOption,
     DeviceOption,
-    FiguresOption,
     FormatOption,
     JsonOption,
     OutOption,
@@ -20,10 +19,12 @@ from whence.cli.experiment import (
     SecondsOption,
     WorkersOption,
     check_options,
+    learning_rates,
     print_tables,
     run_experiment,
     whole_numbers,
 )
+from whence.cli.figures import FiguresOption
 from whence.cli.specs import read_specs
 
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ def lm(
             show_default="trained on the data",
         ),
     ] = None,
-    n_layers: Annotated[
+    layers: Annotated[
         int | None, typer.Option(help="Layers of the model.", show_default="4")
     ] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Heads of a layer.", show_default="4")] = None,
+    heads: Annotated[int | None, typer.Option(help="Heads of a layer.", show_default="4")] = None,
     d_model: Annotated[
         int | None, typer.Option(help="Width of the model.", show_default="128")
     ] = None,
@@ -153,7 +154,11 @@ def lm(
     ] = None,
     keep_models: Annotated[
         bool | None,
-        typer.Option("--keep-models", help="Keep the trained weights.", show_default=False),
+        typer.Option(
+            "--keep-models/--no-keep-models",
+            help="Keep the trained weights.",
+            show_default="no-keep-models",
+        ),
     ] = None,
     config: ConfigOption = None,
     ray: RayOption = None,
@@ -189,14 +194,14 @@ def lm(
             "eval_tokens": eval_tokens,
             "vocab_size": vocab_size,
             "tokenizer": tokenizer,
-            "n_layers": n_layers,
-            "n_heads": n_heads,
+            "n_layers": layers,
+            "n_heads": heads,
             "d_model": d_model,
             "dropout": dropout,
             "steps": steps,
             "batch": batch,
             "accumulate": accumulate,
-            "learning_rates": _rates(learning_rate),
+            "learning_rates": learning_rates(learning_rate),
             "tuning_tokens": tuning_tokens,
             "warmup": warmup,
             "weight_decay": weight_decay,
@@ -274,14 +279,3 @@ def show(results: "Language", *, form: str = "text", as_json: bool = False) -> N
 
 def _in_two_lines(heading: str) -> str:
     return "\n".join(heading.replace("/s", " /s").rsplit(" ", 1))
-
-
-def _rates(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(piece) for piece in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
-        ) from None

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from whence.checks import one_of, require
+from whence.checks import require
 from whence.cli.errors import one_line_errors
-from whence.cli.inspect import FORMATS
+from whence.cli.figures import FiguresOption, check_figures
 from whence.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ def report(
         Path | None,
         typer.Option(help="The folder for page and figures; that of the results unless given."),
     ] = None,
-    formats: Annotated[
-        list[str], typer.Option("--format", metavar="|".join(FORMATS), help="Of the figures.")
-    ] = ["png"],  # noqa: B006  typer copies it
+    figures: FiguresOption = ["png"],  # noqa: B006  typer copies it
 ) -> None:
     """Draw page and figures of FOLDERS from the JSON files in them; nothing is measured again.
 
@@ -36,8 +34,7 @@ def report(
     `whence criteria --out FOLDER/criteria.json` wrote adds its table to the page.
     """
     with one_line_errors("plot"):
-        for name in formats:
-            one_of("format", name, FORMATS)
+        check_figures(figures)
         for folder in folders:
             require(folder.is_dir(), f"there is no folder {folder}.")
         distinct = {folder.resolve() for folder in folders}
@@ -61,10 +58,10 @@ def report(
                 )
             experiment = shown[first]
             if experiment is None:
-                page = _inspected(folders, target, formats, say)
+                page = _inspected(folders, target, figures, say)
             else:
                 say("page", 0.0)
-                page = _trained(experiment, folders, target, formats)
+                page = _trained(experiment, folders, target, figures)
     typer.echo(f"wrote {page}")
 
 

@@ -13,7 +13,6 @@ from whence.cli.experiment import (
     BF16Option,
     ConfigOption,
     DeviceOption,
-    FiguresOption,
     FormatOption,
     JsonOption,
     OutOption,
@@ -21,10 +20,12 @@ from whence.cli.experiment import (
     SecondsOption,
     WorkersOption,
     check_options,
+    learning_rates,
     print_tables,
     run_experiment,
     whole_numbers,
 )
+from whence.cli.figures import FiguresOption
 from whence.cli.specs import read_spec
 
 if TYPE_CHECKING:
@@ -129,7 +130,9 @@ def translate(
     ] = None,
     keep_models: Annotated[
         bool | None,
-        typer.Option("--keep-models/--no-keep-models", help="For --predict.", show_default="keep"),
+        typer.Option(
+            "--keep-models/--no-keep-models", help="For --predict.", show_default="keep-models"
+        ),
     ] = None,
     predict: Annotated[
         Path | None,
@@ -179,7 +182,7 @@ def translate(
             "tokens": tokens,
             "accumulate": accumulate,
             "steps": steps,
-            "learning_rates": _rates(learning_rate),
+            "learning_rates": learning_rates(learning_rate),
             "warmup": warmup,
             "average": average,
             "average_every": average_every,
@@ -265,14 +268,3 @@ def _predict(
         typer.echo(json.dumps(rows, ensure_ascii=False, indent=1))
     else:
         typer.echo("\n".join(found))
-
-
-def _rates(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(piece) for piece in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--learning-rate takes numbers such as 1e-3,2e-3, got {text!r}."
-        ) from None

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -10,9 +11,25 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from whence.analysis.json_result import Result
-from whence.checks import require, unknown
+from whence.checks import at_most, require, unknown
 
 C = TypeVar("C", bound=Result)
+# The largest numbers that a configuration may ask for, far beyond any experiment: with larger
+# ones a list of jobs would not fit into memory, or a run not end.
+LARGEST = 2**31 - 1
+LARGEST_OF = {
+    "seeds": 10_000,
+    "n_layers": 2**16,
+    "n_heads": 2**16,
+    "d_model": 2**20,
+    "d_ff": 2**22,
+    "vocab_size": 2**24,
+    "kernels": 2**16,
+    "beams": 1_000,
+    "average": 10_000,
+    "joined": 1_000,
+    "epochs": 1_000_000,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +39,19 @@ class ExperimentConfig(Result):
     # Fields that may differ between two runs into one folder: which jobs, where they run, and the
     # names of files whose content is compared instead.
     free: ClassVar[tuple[str, ...]]
+
+    def check_numbers(self) -> None:
+        """Refuse numbers that are not finite, or beyond the largest of their name."""
+        every = [(name, value) for name, value in vars(self).items() if name != "exceptions"]
+        for own in getattr(self, "exceptions", {}).values():
+            every += own.items()
+        for name, given in every:
+            for value in given if isinstance(given, tuple) else (given,):
+                if not isinstance(value, int | float):
+                    continue
+                sound = isinstance(value, int) or math.isfinite(value)
+                require(sound, f"{name} must be a finite number, got {value}.")
+                at_most(LARGEST_OF.get(name, LARGEST), **{name: value})
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""

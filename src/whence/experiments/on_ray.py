@@ -1,12 +1,33 @@
 """The jobs of a sweep on a Ray cluster, as many at a time as it has room for."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
+from whence.checks import require
 from whence.experiments.progress import Say
 from whence.experiments.sweep import J, R, Sweep
 
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"  # a cluster on this machine: a new one, or one that runs
+SECONDS = 10.0  # that a cluster has to answer
+
+
+def check_address(address: str) -> None:
+    """Refuse a cluster that does not answer: Ray itself would wait for it for minutes."""
+    if address in (LOCAL, AUTO):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    require(
+        bool(host) and port.isdecimal() and int(port) < 2**16,
+        f"--ray takes {LOCAL}, {AUTO} or an address such as 10.0.0.1:6379, got {address!r}.",
+    )
+    try:
+        socket.create_connection((host, int(port)), timeout=SECONDS).close()
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"no Ray cluster answers at {address}: {why}. --ray {LOCAL} starts one here."
+        ) from None
 
 
 def run_on_ray(sweep: Sweep[J, R], *, address: str, say: Say, side_by_side: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 
 from whence.analysis.json_result import Result
-from whence.checks import at_least, require
+from whence.checks import at_least, at_most, require
 from whence.experiments.folder import JOBS, RESULT
 from whence.experiments.full_disk import full_disk_named
 from whence.experiments.processes import processes
@@ -156,6 +156,7 @@ def run_sweep(
         ['tisa']
     """
     at_least(1, side_by_side=side_by_side, workers=workers)
+    at_most(1_000, side_by_side=side_by_side, workers=workers)
     require(
         deadline is None or (processes()[1] == 1 and ray is None),
         "a time limit is for one process: leave out torchrun and --ray, or the limit.",
@@ -164,6 +165,10 @@ def run_sweep(
         workers == 1 or (processes()[1] == 1 and ray is None),
         "workers share the device of one process: leave out torchrun and --ray, or the workers.",
     )
+    if ray is not None:
+        from whence.experiments.on_ray import check_address
+
+        check_address(ray)
     say("making the data ready", 0.0)
     sweep = kind(config, out)
     stopped: OutOfTimeError | JobsFailedError | None = None

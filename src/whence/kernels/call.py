@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from whence.checks import at_least, broadcasts, not_nested, require
+from whence.checks import at_least, broadcasts, is_symbolic, not_nested, require, whole
 from whence.kernels.mask import Mask, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
 
@@ -166,6 +166,7 @@ def as_call(
     require(0.0 <= dropout < 1.0, lambda: f"dropout must be in [0, 1), got {dropout}.")
     if q_start is None:
         q_start = n_k - n_q
+    check_start(q_start)
     terms = Terms() if bias is None else bias.terms()
     _check_terms(terms, b, h, n_q, n_k, q_start)
     if values is not None:
@@ -184,7 +185,40 @@ def as_call(
         q, k, v, scale = _widened(q, k, v, scale, terms.low_rank)
     checked = None if mask is None else as_mask(mask, b, h, n_q, n_k)
     sight = Sight(n_q, n_k, q_start, checked, causal, _window(window), q.device)
+    if sight.is_known and not is_symbolic(n_q, n_k, sight.q_start):
+        reaches = [0 if x is None else x.reach for x in (terms.lag, values)]
+        sight = _nearer(sight, max(reaches) + 1)
     return AttentionCall(q, k, v, terms.lag, terms.dense, values, sight, scale, dropout)
+
+
+def check_start(q_start: int | Tensor) -> None:
+    """Raise unless `q_start` is a whole number, or a tensor of one."""
+    if not isinstance(q_start, Tensor):
+        whole(q_start=q_start)
+    elif q_start.numel() != 1 or q_start.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            "q_start must be a whole number, or an int32 or int64 tensor of one, got a tensor of "
+            f"{q_start.dtype} {tuple(q_start.shape)}."
+        )
+
+
+def _nearer(sight: Sight, gap: int) -> Sight:
+    """The same weights, with queries that stand further than `gap` from all keys moved to there.
+
+    `gap` is beyond the reach of the bias, so all logits of a row are on one line: moving the row
+    adds one number to them, which a softmax does not see. At their own place, lags in float32 and
+    int32 would be rounded and overflow. A window that ends short of the keys still does.
+    """
+    before, after = sight.window
+    last = sight.n_k + gap - 1  # the place of the first query, if queries are after the keys
+    first = -gap - (sight.n_q - 1)  # and if they are before them
+    if sight.q_start > last:
+        before = None if before is None else max(0, before - (sight.q_start - last))
+        return replace(sight, start=last, window=(before, after))
+    if sight.q_start < first:
+        after = None if after is None else max(0, after - (first - sight.q_start))
+        return replace(sight, start=first, window=(before, after))
+    return sight
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:

@@ -150,12 +150,8 @@ class GaussianSum(Curve):
 
     def at(self, parameters: tuple[Tensor, ...], lag: Int[Tensor, " lag"]) -> Tensor:
         """The sum at each lag, [h, lag]."""
-        amplitude, width, offset = (x[..., None] for x in _units(parameters))
-        distance = lag.to(width.dtype) / width - offset
-        gaussian = torch.exp(-0.5 * distance.square())
-        # Comparing this way round lets NaN through.
-        gaussian = torch.where(distance.abs() > widths_to_zero(width.dtype), 0.0, gaussian)
-        return (amplitude * gaussian).sum(dim=1)
+        amplitude, log_width, offset = (GAIN * in_float32(x) for x in parameters)
+        return (amplitude[..., None] * gaussians(lag, log_width, offset)).sum(dim=1)
 
     def n_heads(self, parameters: tuple[Tensor, ...]) -> int:
         """The first axis of each parameter."""
@@ -167,7 +163,8 @@ class GaussianSum(Curve):
         A parameter that is NaN, or an endless width, gives `longest`: nothing is cut off.
         """
         with torch.no_grad():
-            amplitude, width, offset = _units(parameters)
+            amplitude, log_width, offset = (GAIN * in_float32(x) for x in parameters)
+            width = _width(log_width)
             far = width * (offset.abs() + widths_to_zero(width.dtype))
             far = far + 0 * amplitude  # NaN if not finite
             far = far.masked_fill(far.isnan(), float("inf"))
@@ -227,9 +224,27 @@ def widths_to_zero(dtype: torch.dtype) -> float:
     return math.sqrt(2 * math.log(8 / torch.finfo(dtype).eps))
 
 
-def _units(parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    amplitude, width, offset = (GAIN * in_float32(x) for x in parameters)
-    return amplitude, width.exp(), offset
+def gaussians(
+    lag: Int[Tensor, " lag"], log_width: Float[Tensor, "h s"], offset: Float[Tensor, "h s"]
+) -> Float[Tensor, "h s lag"]:
+    """exp(-((lag / w) - u)^2 / 2), 0 where that is below an eighth of epsilon.
+
+    It and its gradients are finite for every finite parameter, even where the width w is too small
+    or too large for its dtype: a Gaussian that is 0 has gradients of 0.
+    """
+    log_width, offset = log_width[..., None], offset[..., None]
+    scaled = lag.to(log_width.dtype) / _width(log_width.detach())
+    # Comparing this way round lets NaN through.
+    beyond = (scaled - offset.detach()).abs() > widths_to_zero(scaled.dtype)
+    scaled = scaled.masked_fill(beyond, 0.0)  # it may be infinite, and 0 * inf is NaN
+    # The second factor is 1; it has the gradient of 1 / w without dividing by w once more.
+    distance = scaled * (log_width.detach() - log_width).exp() - offset
+    return torch.where(beyond, 0.0, torch.exp(-0.5 * distance.square()))
+
+
+def _width(log_width: Tensor) -> Tensor:
+    """The width, at least the smallest normal number: 0 / 0 would be NaN."""
+    return log_width.exp().clamp(min=torch.finfo(log_width.dtype).tiny)
 
 
 class CurveBias(DeferredBias):

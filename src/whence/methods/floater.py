@@ -218,10 +218,13 @@ def _rate(method: Floater, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Ten
     """h(t, p) as the solver calls it. Linear([p; t]) = W p + (b + t w): time moves the bias."""
     inner, inner_bias = (p.to(dtype) for p in (method.inner.weight, method.inner.bias))
     outer, outer_bias = (p.to(dtype) for p in (method.outer.weight, method.outer.bias))
+    # Cut apart here and not in every one of thousands of evaluations.
+    inner, inner_time = inner[:, :-1].contiguous(), inner[:, -1]
+    outer, outer_time = outer[:, :-1].contiguous(), outer[:, -1]
 
     def rate(t: Tensor, p: Tensor) -> Tensor:
-        x = F.relu(F.linear(p, inner[:, :-1], inner_bias + t * inner[:, -1]))
-        return F.linear(x, outer[:, :-1], outer_bias + t * outer[:, -1])
+        x = F.relu(F.linear(p, inner, inner_bias + t * inner_time))
+        return F.linear(x, outer, outer_bias + t * outer_time)
 
     return rate
 

@@ -4,13 +4,15 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence.checks import at_least, one_of
 from whence.lag import DenseBias
+from whence.lag.deferred import gaussians
 from whence.method import Content, longest_lag
 from whence.methods.gaussians import STARTS, Gaussians, InWidths
 from whence.methods.grid import grid_of, pairs_with_prefix, patch_lags
+from whence.units import GAIN, in_float32
 
 
 class Tisa2d(Gaussians):
@@ -38,6 +40,9 @@ class Tisa2d(Gaussians):
         "offset_x": "raw_offset_x",
     }
 
+    raw_offset_y: nn.Parameter
+    raw_offset_x: nn.Parameter
+
     offset_y, offset_x = InWidths(), InWidths()
 
     def __init__(
@@ -63,11 +68,11 @@ class Tisa2d(Gaussians):
 
     def surface(self, dy: Int[Tensor, " y"], dx: Int[Tensor, " x"]) -> Float[Tensor, "h y x"]:
         """f at each vertical and each horizontal lag; every Gaussian is a product of two."""
-        sharpness = self.sharpness[..., None]
-        rows, columns = (
-            torch.exp(-sharpness * (lag.to(sharpness.dtype) - offset[..., None]).square())
-            for lag, offset in ((dy, self.offset_y), (dx, self.offset_x))
+        log_width, y, x = (
+            GAIN * in_float32(raw)
+            for raw in (self.raw_deviation, self.raw_offset_y, self.raw_offset_x)
         )
+        rows, columns = gaussians(dy, log_width, y), gaussians(dx, log_width, x)
         return torch.einsum("hs,hsy,hsx->hyx", self.amplitude, rows, columns)
 
     def score_term(

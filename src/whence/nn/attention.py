@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from whence.checks import at_least, not_nested, one_of, require
+from whence.checks import at_least, not_nested, one_of, require, whole
 from whence.kernels import BACKENDS
 from whence.method import PositionMethod
 from whence.methods import build
@@ -180,6 +180,7 @@ class MultiheadAttention(nn.Module):
         `q_start`.
         """
         self._check_inputs(query, key, value)
+        whole(q_start=q_start)
         causal = self.causal or is_causal
         require(
             causal or not self.position.causal_only,

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import not_nested, surely_equal
+from whence.checks import not_nested, surely_equal, whole
 from whence.kernels import Mask
 from whence.kernels.attend import attend
-from whence.kernels.call import PACK, AttentionCall, as_call
+from whence.kernels.call import PACK, AttentionCall, as_call, check_start
 from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
 from whence.lag import Bias, LagValues
@@ -172,6 +172,8 @@ def _sites(
     k_start: int,
     q_start: int | Tensor,
 ) -> _Sites:
+    whole(k_start=k_start)
+    check_start(q_start)
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
     term, scale = _logit_term(position, q, q_pos, k_pos, content, bias, scale)
     heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)

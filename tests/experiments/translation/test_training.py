@@ -137,6 +137,31 @@ def test_two_processes_have_the_numbers_of_one_with_two_batches_a_step(
     np.testing.assert_allclose(both.valid_loss, alone.valid_loss, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_on_ray_gives_the_numbers_of_one_process(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.chdir(data.parent)  # data is named from the folder it began in
+    rates = (1e-3, 2e-3)
+    config = tiny_translation(Path(data.name), positions=("shaw:clip=2",), learning_rates=rates)
+    said: list[str] = []
+    parallel = run_translation(
+        config, tmp_path / "ray", ray="local", say=lambda what, share: said.append(what)
+    )
+    alone = run_translation(config, tmp_path / "one")
+    total = len(alone.jobs)
+    assert said[1:] == [f"{n + 1} of {total} jobs done" for n in range(total)]
+    for ours, theirs in zip(parallel.jobs, alone.jobs, strict=True):
+        assert (ours.position, ours.learning_rate) == (theirs.position, theirs.learning_rate)
+        assert ours.valid_loss == theirs.valid_loss
+        np.testing.assert_array_equal(ours.train_loss, theirs.train_loss)
+        assert [x.translations for x in ours.scores] == [x.translations for x in theirs.scores]
+
+
 def test_positions_reach_encoder_and_decoder(data: Path) -> None:
     config = tiny_translation(data)
     assert both_sides("shaw:clip=2/nope") == ("shaw:clip=2", "nope")

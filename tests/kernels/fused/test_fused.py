@@ -244,6 +244,7 @@ def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(small.rows, small.keys) >= tiles.SMALLEST
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # NumPy's, in the interpreter
 def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
     from whence.kernels.fused import launch
     from whence.kernels.fused.backend import CurveBand, Inputs, Numbers
@@ -288,6 +289,14 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
             found, torch.autograd.grad((wanted * weight).sum(), parameters), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():  # widths that float32 cannot hold, in a head with a wide Gaussian
+        method.raw_deviation[0, :3] = torch.tensor([-1e3, -88.5, 1e3]) / 32
+    lags, weight = torch.arange(-40, 41), torch.randn(3, 81)
+    band, extent, *found = evaluated(40, weight)
+    torch.testing.assert_close(band, method.curve(lags))
+    assert torch.equal(extent.long(), method.extent(40))
+    wanted = torch.autograd.grad((method.curve(lags) * weight).sum(), parameters)
+    torch.testing.assert_close(found, list(wanted), rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         method.raw_amplitude[2, 1] = torch.nan
     assert evaluated(300, torch.zeros(3, 601))[1][2] == 300
@@ -306,6 +315,31 @@ def test_queries_far_beyond_the_keys_see_only_keys(n_k: int, q_start: int) -> No
 
     for found, wanted in zip(run("fused"), run("reference"), strict=True):
         torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("q_start", [10**12, -(10**12)])
+def test_a_line_is_the_reference_s_at_any_distance_from_the_keys(q_start: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 16, requires_grad=True) for n in (5, 9, 9))
+    slope = torch.tensor([0.5, -0.25], requires_grad=True)
+
+    def run(backend: str) -> list[torch.Tensor]:
+        options = {"bias": LagBias.line(slope), "q_start": q_start, "window": 10**12 + 2}
+        out = attend(q, k, v, **options, backend=backend)  # type: ignore[arg-type]
+        return [out, *torch.autograd.grad(out.square().sum(), [q, k, v, slope])]
+
+    for found, wanted in zip(run("fused"), run("reference"), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("backend", ["fused", "sdpa", "reference"])
+def test_a_start_that_is_no_whole_number_is_refused_by_every_backend(backend: str) -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 16)
+    several = torch.tensor([1, 2])
+    refused: list[Any] = [1.0, True, "1", torch.tensor(1.0), several]
+    for q_start in refused:
+        with pytest.raises(TypeError, match=r"^q_start must be a whole number"):
+            attend(q, k, v, q_start=q_start, backend=backend)
 
 
 def test_one_head_s_extent_serves_all_heads() -> None:

@@ -1,7 +1,6 @@
 """The frozen configuration of a GLUE comparison: tasks, forms, kernels and how to fine-tune."""
 
 import inspect
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +55,7 @@ class GlueConfig(ExperimentConfig):
     save_every: int = 0  # steps between checkpoints; 0 is none
 
     def __post_init__(self) -> None:
+        self.check_numbers()
         for name in self.tasks:
             task_named(name)
         for form in self.forms:
@@ -71,13 +71,12 @@ class GlueConfig(ExperimentConfig):
         require(0 in self.kernels, "kernels must hold 0, the baseline that all are compared to.")
         self._check_position()
         at_least(8, max_length=self.max_length)
-        for name, rate in (("learning_rate", self.learning_rate), ("warmup", self.warmup)):
-            require(math.isfinite(rate) and rate >= 0, f"{name} must be 0 or more, got {rate}.")
+        for name in ("learning_rate", "position_rate"):
+            rate = getattr(self, name)
+            require(rate > 0, f"{name} must be above 0, got {rate}.")
         require(
-            self.learning_rate > 0 and 0 < self.position_rate < math.inf,
-            f"learning rates must be above 0, got {self.learning_rate} and {self.position_rate}.",
+            0 <= self.warmup <= 1, f"warmup is a share of the steps, 0 to 1, got {self.warmup}."
         )
-        require(self.warmup <= 1, f"warmup is a share of the steps, at most 1, got {self.warmup}.")
         require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}.")
         require(not (self.bf16 and self.tf32), "take one of bf16 and tf32.")
         for task, numbers in self.exceptions.items():
@@ -89,7 +88,7 @@ class GlueConfig(ExperimentConfig):
             for name, number in (("seeds", self.n_seeds(task)), ("batch", self.n_batch(task))):
                 require(number >= 1, f"{name} must be 1 or more, got {number} for {task}.")
             epochs = self.n_epochs(task)
-            require(0 < epochs < math.inf, f"epochs must be above 0, got {epochs} for {task}.")
+            require(epochs > 0, f"epochs must be above 0, got {epochs} for {task}.")
 
     def _check_position(self) -> None:
         require(self.position in METHODS, unknown("method", self.position, METHODS))

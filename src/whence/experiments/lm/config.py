@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whence.checks import at_least, one_of, require
+from whence.checks import at_least, fits_memory, one_of, require
 from whence.experiments.config import ExperimentConfig, check_names, read_options, typed_config
 
 OBJECTIVES = ("causal", "masked")
@@ -76,6 +76,7 @@ class LMConfig(ExperimentConfig):
     keep_models: bool = False
 
     def __post_init__(self) -> None:
+        self.check_numbers()
         one_of("task", self.task, TASKS)
         one_of("objective", self.objective, OBJECTIVES)
         one_of("device", self.device, DEVICES)
@@ -87,6 +88,7 @@ class LMConfig(ExperimentConfig):
             seeds=self.seeds,
             distance=self.distance,
             eval_tokens=self.eval_tokens,
+            tuning_tokens=self.tuning_tokens,
             n_layers=self.n_layers,
             n_heads=self.n_heads,
             d_model=self.d_model,
@@ -97,6 +99,8 @@ class LMConfig(ExperimentConfig):
             save_every=self.save_every,
         )
         at_least(0, warmup=self.warmup)
+        if self.vocab_size is not None:
+            at_least(1, vocab_size=self.vocab_size)
         at_least(4, train_length=self.train_length, **{"eval_lengths": min(self.eval_lengths)})
         require(
             self.train_length in self.eval_lengths,
@@ -117,6 +121,9 @@ class LMConfig(ExperimentConfig):
             f"d_model must be a multiple of n_heads, got {self.d_model} and {self.n_heads}.",
         )
         require(0 <= self.dropout < 1, f"dropout must be in [0, 1), got {self.dropout}.")
+        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}.")
+        weights = self.n_layers * 12 * self.d_model**2 + (self.vocab_size or 0) * self.d_model
+        fits_memory("the model", weights, bytes_each=4)
         self._check_rates()
         require(
             self.task != "text" or self.data is not None,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from whence.checks import at_least, one_of, require, unknown
+from whence.checks import at_least, fits_memory, one_of, require, unknown
 from whence.experiments.config import ExperimentConfig
 from whence.methods.registry import import_modules, named
 
@@ -95,6 +95,7 @@ class TranslationConfig(ExperimentConfig):
     keep_models: bool = True
 
     def __post_init__(self) -> None:
+        self.check_numbers()
         one_of("device", self.device, DEVICES)
         require(
             self.source != self.target,
@@ -104,6 +105,7 @@ class TranslationConfig(ExperimentConfig):
         at_least(
             1,
             seeds=self.seeds,
+            vocab_size=self.vocab_size,
             n_layers=self.n_layers,
             n_heads=self.n_heads,
             d_model=self.d_model,
@@ -122,6 +124,10 @@ class TranslationConfig(ExperimentConfig):
             f"tokens must hold one row of max_length = {self.max_length}, got {self.tokens}.",
         )
         require(
+            self.beams <= self.vocab_size,
+            f"beams must be at most vocab_size = {self.vocab_size}, got {self.beams}.",
+        )
+        require(
             (self.average - 1) * self.average_every < self.steps,
             f"average x average_every must fit into the steps, got {self.average} x "
             f"{self.average_every} of {self.steps}.",
@@ -130,6 +136,9 @@ class TranslationConfig(ExperimentConfig):
             self.d_model % self.n_heads == 0,
             f"d_model must be a multiple of n_heads, got {self.d_model} and {self.n_heads}.",
         )
+        a_layer = 12 * self.d_model**2 + 4 * self.d_model * self.d_ff  # of both sides
+        weights = self.n_layers * a_layer + self.vocab_size * self.d_model
+        fits_memory("the model", weights, bytes_each=4)
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             share = getattr(self, name)
             require(0 <= share < 1, f"{name} must be in [0, 1), got {share}.")

@@ -18,6 +18,7 @@ from whence.experiments.translation.loss import smoothed_loss
 
 ROWS = 512  # of a batch, at most
 TOKENS = 32_768  # of a batch of sources, at most
+USUAL_BEAMS = 4  # with which a batch may be that large
 
 
 class EndAtLimit(LogitsProcessor):  # type: ignore[misc]
@@ -49,7 +50,9 @@ def translated(
     device = next(model.parameters()).device
     source = source.to(device)
     found: dict[int, list[int]] = {}
-    for rows in by_length(source.lengths.cpu()):
+    fewer = max(USUAL_BEAMS, beams)  # more beams take fewer rows at a time, in as much memory
+    sizes = {"rows": max(1, ROWS * USUAL_BEAMS // fewer), "tokens": TOKENS * USUAL_BEAMS // fewer}
+    for rows in by_length(source.lengths.cpu(), **sizes):
         lengths = source.lengths[rows.to(device)]
         ids, there = source.padded(rows.to(device), width_of(int(lengths.max())))
         limit = lengths + more_tokens

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from whence.checks import at_least, finite, require
+from whence.checks import at_least, at_most, finite, require
+from whence.experiments.config import LARGEST, LARGEST_OF
 from whence.experiments.folder import JOBS
 from whence.experiments.training import quiet
 from whence.experiments.translation.batches import rows_of
@@ -63,6 +64,8 @@ def predicted(
 ) -> list[str]:
     """The translation of each sentence, in one line; one of no words is empty."""
     at_least(1, beams=beams, more_tokens=more_tokens)
+    at_most(min(LARGEST_OF["beams"], bpe.vocab_size), beams=beams)
+    at_most(LARGEST, more_tokens=more_tokens)
     finite(length_penalty=length_penalty)
     require(length_penalty >= 0, f"length_penalty must be 0 or more, got {length_penalty}.")
     for text in sentences:

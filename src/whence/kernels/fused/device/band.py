@@ -41,6 +41,7 @@ from whence.units import GAIN
 
 SCALE = tl.constexpr(GAIN)
 WIDTHS_TO_ZERO = tl.constexpr(widths_to_zero(torch.float32))
+SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 def edge_of(width: int, q_start: int) -> int:
@@ -180,13 +181,20 @@ class DeviceCurve(NamedTuple):
 
 
 @triton.jit
+def _width(raw):
+    """The width of a Gaussian, at least the smallest normal number: 0 / 0 is NaN. NaN stays NaN."""
+    w = tl.exp(raw * SCALE)
+    return tl.where(w < SMALLEST, SMALLEST, w)
+
+
+@triton.jit
 def _gaussians_of(h, parameters, COUNT: tl.constexpr):
     """Amplitudes, widths in lags and offsets in widths of head h, and which of them exist."""
     s = tl.arange(0, COUNT)
     there = s < parameters.count
     place = h * parameters.count + s
     a = tl.load(parameters.first + place, mask=there, other=0.0) * SCALE
-    w = tl.exp(tl.load(parameters.second + place, mask=there, other=0.0) * SCALE)
+    w = _width(tl.load(parameters.second + place, mask=there, other=0.0))
     u = tl.load(parameters.third + place, mask=there, other=0.0) * SCALE
     return a, w, u, there
 
@@ -230,7 +238,7 @@ def gaussians_gradient_kernel(
     h = tl.program_id(0)
     place = h * parameters.count + tl.program_id(1)
     a = tl.load(parameters.first + place) * SCALE
-    w = tl.exp(tl.load(parameters.second + place) * SCALE)
+    w = _width(tl.load(parameters.second + place))
     u = tl.load(parameters.third + place) * SCALE
     edge = tl.load(extent + h)
     d_a = tl.zeros([BLOCK], dtype=tl.float32)
@@ -242,7 +250,11 @@ def gaussians_gradient_kernel(
         d_f = tl.load(cells, mask=lag <= edge, other=0.0)
         scaled = lag.to(tl.float32) / w
         distance = scaled - u
+        # They may be infinite where the Gaussian is 0, and 0 * inf is NaN.
+        beyond = tl.abs(distance) > WIDTHS_TO_ZERO
+        scaled = tl.where(beyond, 0.0, scaled)
         part = d_f * _gaussian(distance)
+        distance = tl.where(beyond, 0.0, distance)
         d_a += part
         d_w += part * distance * scaled  # of the logarithm of the width
         d_u += part * distance
