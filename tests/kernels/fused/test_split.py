@@ -37,8 +37,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("causal", [False, True])
 def test_output_and_every_gradient_equal_the_definition(case: str, causal: bool) -> None:
     torch.manual_seed(0)
     config = CASES[case]

@@ -108,8 +108,8 @@ class Far(NamedTuple):
     start: int
     left: Any  # None if only the gradients are wanted
     left_lse: Any
-    right: Any
-    right_lse: Any
+    right: Any = None
+    right_lse: Any = None
 
 
 class FarGradients(NamedTuple):
