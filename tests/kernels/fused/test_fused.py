@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence import METHODS, LagBias, LagValues, Line, LowRankBias, Mask, attend, explain
+from whence import METHODS, LagBias, LagValues, Line, LowRankBias, Mask, attend, build, explain
 
 pytestmark = pytest.mark.triton
 
@@ -388,3 +388,15 @@ def test_the_operator_sums_no_gradient_that_nobody_wants(monkeypatch: pytest.Mon
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b)
     assert asked == [Wanted(band=False, tails=False)], "one plan, compiled and called"
+
+
+def test_a_window_of_one_key_leaves_a_curve_without_a_gradient() -> None:
+    """Each weight is 1, whatever the bias: rounding errors of delta must not be summed over rows."""
+    method = build("tisa:kernels=2", n_heads=1, d_head=16, max_length=140)
+    torch.manual_seed(1)
+    q, k, v, d_out = torch.randn(4, 1, 1, 140, 16)
+    pos = torch.arange(140)
+    q.requires_grad_()
+    bias = method.score_term(q, pos, pos)
+    attend(q, k, v, bias=bias, window=0, backend="fused").backward(d_out)
+    assert all(p.grad is not None and not p.grad.any() for p in method.parameters())

@@ -198,8 +198,10 @@ def backward(
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
     # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
-    # have no rounding errors, so the error of delta is the only one left and shows.
-    delicate = wanted.band and (n_q <= FEW_ROWS or numbers.scale == 0.0)
+    # have no rounding errors, so the error of delta is the only one left and shows. In a window of
+    # few keys dS is small, in one of a single key it is 0.
+    narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
+    delicate = wanted.band and (n_q <= FEW_ROWS or numbers.scale == 0.0 or narrow)
     balanced = d_tails is not None or (far is None and (inputs.table is not None or delicate))
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
