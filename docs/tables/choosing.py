@@ -44,9 +44,9 @@ def _costs(stored: ResultsFolder) -> dict[str, str]:
     """By the method's name without options, where it was measured as called."""
     records = (stored.json("gpu/model_cost.json") or {"records": []})["records"]
     return {
-        _name(r["method"]): f"{r['cost']:+.1%}"
+        _name(r["method"]): f"{r['cost'] or 0.0:+.1%}"  # the baseline has no cost over itself
         for r in records
-        if (r["mode"], r["n"]) == ("called", COST_LENGTH) and r["cost"] is not None
+        if (r["mode"], r["n"]) == ("called", COST_LENGTH) and r["ms"] is not None
     }
 
 

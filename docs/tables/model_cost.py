@@ -96,7 +96,10 @@ def cost_findings(stored: ResultsFolder) -> str:
             if mine:
                 told.append(f"{_range([r['cost'] for r in mine])} {mode} ({_lengths(mine)} tokens)")
         lines.append(f"- `{method}`: {'; '.join(told)}\n")
-    return "".join(lines)
+    judged = [r for r in known if r["held"] is not None]
+    limits = f"{min(r['limit'] for r in judged):.0%} to {max(r['limit'] for r in judged):.0%}"
+    held = sum(r["held"] for r in judged)
+    return "".join(lines) + f"\nOf {len(judged)} promised limits ({limits}), {held} hold.\n"
 
 
 def _range(costs: list[float]) -> str:
