@@ -61,7 +61,7 @@ def main() -> None:
         for experiment in EXPERIMENTS:
             paths = sorted(Path(folder, experiment).glob("jobs/*/result.json"))
             found += pairs(experiment, [TranslationJob.load(path) for path in paths])
-    write_json(options.out, found)
+    write_json(options.out, {"pairs": found})
 
 
 if __name__ == "__main__":

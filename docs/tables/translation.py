@@ -25,9 +25,10 @@ def translation_sure(stored: ResultsFolder) -> str:
 
 def translation_pairs(stored: ResultsFolder) -> str:
     """Relative positions against each other, with their intervals and seeds."""
-    found = stored.json(PAIRS)
-    if found is None:
+    stored_pairs = stored.json(PAIRS)
+    if stored_pairs is None:
         return MISSING.format(f"python benchmarks/translation_pairs.py RUNS --out results/{PAIRS}")
+    found = stored_pairs["pairs"]
     columns = list(dict.fromkeys((one["experiment"], one["test"]) for one in found))
     rows: dict[tuple[str, str], list[str]] = {}
     bold = set()

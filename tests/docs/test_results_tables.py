@@ -52,7 +52,7 @@ def test_the_mean_without_rte_is_all_that_is_won_back_elsewhere_over_all_that_is
 
 
 def test_pairs_of_positions_are_differences_of_the_stored_scores() -> None:
-    found = STORED.json(translation.PAIRS)
+    found = STORED.json(translation.PAIRS)["pairs"]
     stored = STORED.json("translation/en-fr/translation.json")["jobs"]
 
     def bleu(position: str) -> list[float]:

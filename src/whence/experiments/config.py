@@ -15,8 +15,8 @@ from whence.checks import at_most, require, unknown
 
 C = TypeVar("C", bound=Result)
 # The largest numbers that a configuration may ask for, far beyond any experiment: with larger
-# ones a list of jobs would not fit into memory, or a run not end.
-LARGEST = 2**31 - 1
+# ones a list of jobs would not fit into memory, or a run not end. A rate may be any finite number.
+LARGEST = 2**31 - 1  # of whole numbers that are not named below
 LARGEST_OF = {
     "seeds": 10_000,
     "n_layers": 2**16,
@@ -51,7 +51,8 @@ class ExperimentConfig(Result):
                     continue
                 sound = isinstance(value, int) or math.isfinite(value)
                 require(sound, f"{name} must be a finite number, got {value}.")
-                at_most(LARGEST_OF.get(name, LARGEST), **{name: value})
+                if isinstance(value, int) or name in LARGEST_OF:
+                    at_most(LARGEST_OF.get(name, LARGEST), **{name: value})
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
