@@ -1,6 +1,6 @@
 """What position costs a whole model: milliseconds a training step, against the model without any.
 
-    python benchmarks/model_cost.py --prepare [--lengths 128,512,2048] [--modes called,compiled]
+    python benchmarks/model_cost.py --apart [--lengths 128,512,2048] [--modes called,compiled]
 
 12 layers of 768, 12 heads, a vocabulary of 32,000, 16,384 tokens a step; forward, backward and
 fused AdamW under bfloat16 autocast. How it is measured: benchmarks/training_turns.py.

@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lm_clock import forget, waited
 from model_cost import STUDY, Size, language_model
-from training_turns import PAUSE, TRIES, Trained, split_methods
+from training_turns import Trained, patiently, split_methods
 from whence.bench.session import first_line
 from whence.files import write_json
 
@@ -113,22 +113,18 @@ def work(
     """Compile, say so, wait for the turn, measure, send the records."""
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64
-    trained: Any = None
-    for attempt in range(TRIES):
-        try:
-            trained = language_model(method, n, size, device)
-            for mode in modes:
-                for _ in range(3):
-                    trained.step(mode)
-            break
-        except Exception as error:
-            full = "out of memory" in str(error).lower() or "ALLOC_FAILED" in str(error)
-            if not full or attempt == TRIES - 1:
-                pipe.send(first_line(error))
-                return
-        trained = None
-        forget(device)
-        time.sleep(PAUSE)
+
+    def ready() -> Trained:
+        made = language_model(method, n, size, device)
+        for mode in modes:
+            made.first(mode)
+        return made
+
+    try:
+        trained = patiently(ready, device)
+    except Exception as error:
+        pipe.send(first_line(error))
+        return
     forget(device)
     pipe.send(None)
     pipe.recv()

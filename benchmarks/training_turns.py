@@ -6,12 +6,15 @@ the host may be ahead of the GPU. The cost is the median of a method's turns ove
 baseline's turns, less 1.
 
 Modes are "called", "compiled" (torch.compile) and "reduce-overhead" (torch.compile with CUDA
-graphs). Compiling takes most of the time. With `--prepare`, first a process for each method and
-length compiles and runs two steps, side by side, into the disk caches of Inductor and Triton. A
-method that fails has its reason in the results, and the others go on.
+graphs). Compiling takes most of the time. With `--apart` every model is in a process of its own:
+they compile side by side and keep what they have compiled, and then one at a time has its turn,
+while all others are idle and hold no memory but their weights. A method that fails has its reason
+in the results, and the others go on.
 """
 
 import argparse
+import contextlib
+import functools
 import gc
 import os
 import re
@@ -21,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing as mp
@@ -36,10 +39,12 @@ CALLED, GRAPHED = "called", "reduce-overhead"
 COMPILERS = {"compiled": None, GRAPHED: GRAPHED}  # the mode of torch.compile
 ROUNDS, TURN = 5, 8  # turns of each method, and steps of a turn
 FIRST = 4  # steps before the first turn: CUDA graphs are recorded in the second and third
-PREPARING = 0.6  # the most of all seconds that the processes which compile may take
+UNTIMED = 2  # steps of a turn that do not count
+PREPARING = 0.6  # the most of all seconds that compiling side by side may take
 TRIES, PAUSE = 30, 2.0  # of a process that compiles and finds the GPU's memory full
 SPENT = "not measured, the time was spent"
 Record = dict[str, Any]
+Made = TypeVar("Made")
 
 
 class Trained:
@@ -67,9 +72,18 @@ class Trained:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def first(self, mode: str) -> float:
+        """Seconds of the first steps, which compile."""
+        return FIRST * seconds_a_step(lambda: self.step(mode), self.device, FIRST)
+
     def turn(self, mode: str, steps: int) -> float:
         """Milliseconds a step."""
         return 1e3 * seconds_a_step(lambda: self.step(mode), self.device, steps)
+
+    def timed(self, mode: str) -> float:
+        """The same of one turn; the steps after another model's do not count."""
+        self.turn(mode, UNTIMED)
+        return self.turn(mode, TURN)
 
 
 @dataclass(frozen=True)
@@ -85,113 +99,182 @@ class Study:
     limit_of: Callable[[str, int, str], float | None]  # the most that it may cost: by mode, too
 
 
-def prepare_one(
-    build: Callable[..., Trained], method: str, n: int, modes: list[str], size: Any, device: str
-) -> None:
-    """Two steps in every mode, in a process of its own that ends with them.
-
-    Compiling needs little of the GPU's memory and a step much, so the processes seldom meet in it;
-    one that finds it full waits and tries again.
-    """
-    torch.set_num_threads(1)
-    start, said = time.monotonic(), "ready"
-    for attempt in range(TRIES):
-        try:
-            trained = build(method, n, size, device)
-            for mode in modes:
-                for _ in range(2):
-                    trained.step(mode)
-                    forget(device)
-            break
-        except Exception as error:
-            said = first_line(error)
-            full = "out of memory" in str(error).lower() or "ALLOC_FAILED" in str(error)
-            if not full or attempt == TRIES - 1:
-                break
-            said = "ready after waiting for memory"
-        trained = None  # type: ignore[assignment]
-        forget(device)
-        time.sleep(PAUSE)
-    print(f"prepare: n = {n}, {method}: {said}, {time.monotonic() - start:.0f} s", flush=True)
-
-
-def prepare(
+def serve(
     build: Callable[..., Trained],
-    jobs: list[tuple[str, int]],
+    method: str,
+    n: int,
     modes: list[str],
     size: Any,
     device: str,
-    processes: int,
-    end: float,
+    pipe: Any,
 ) -> None:
-    """Fill the compilers' caches, so many processes at once; those that are not ready are ended."""
+    """A process: the first steps of every mode, and then a turn of each mode that is asked for."""
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64
+    try:
+        trained = patiently(lambda: build(method, n, size, device), device)
+    except Exception as error:
+        pipe.send(dict.fromkeys(modes, first_line(error)))
+        return
+    first: dict[str, float | str] = {}
+    for mode in modes:
+        try:
+            first[mode] = patiently(functools.partial(trained.first, mode), device)
+        except Exception as error:
+            first[mode] = first_line(error)
+        trained.optimizer.zero_grad(set_to_none=True)
+        forget(device)
+    pipe.send(first)
+    while (mode := pipe.recv()) is not None:
+        try:
+            pipe.send(trained.timed(mode))
+        except Exception as error:
+            pipe.send(first_line(error))
+        forget(device)
+
+
+def patiently(make: Callable[[], Made], device: str) -> Made:
+    """make(), again after a while if others have taken the GPU's memory."""
+    for _ in range(TRIES):
+        try:
+            return make()
+        except Exception as error:
+            if not ("out of memory" in str(error).lower() or "ALLOC_FAILED" in str(error)):
+                raise
+        forget(device)
+        time.sleep(PAUSE)
+    return make()
+
+
+class Apart:
+    """A model in a process of its own."""
+
+    def __init__(self, *job: Any) -> None:
+        context = mp.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(*job, other), daemon=True)
+        self._process.start()
+        other.close()
+        self._first: dict[str, float | str] | None = None
+
+    def is_ready(self) -> bool:
+        """Whether its first steps are done, or it has ended."""
+        if self._first is None and self._pipe.poll():
+            self._first = self._received()
+        return self._first is not None
+
+    def first(self, mode: str) -> float:
+        """Seconds of the first steps."""
+        found = (self._first or {}).get(mode, SPENT)
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        return found
+
+    def timed(self, mode: str) -> float:
+        """Milliseconds a step of one turn."""
+        self._pipe.send(mode)
+        found = self._received()
+        if not isinstance(found, float):
+            raise RuntimeError(found if isinstance(found, str) else "its process died")
+        return found
+
+    def end(self) -> None:
+        """End the process: in order if it waits for its turn."""
+        if self._first:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._pipe.send(None)
+            self._process.join(PAUSE)
+        self._process.terminate()
+        self._process.join()
+
+    def _received(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            return {}
+
+
+def set_apart(jobs: list[tuple[Any, ...]], processes: int, end: float) -> list[Apart]:
+    """A process for each job, of which so many compile at once, until all are ready or `end`."""
     # As many processes as cores: workers of Inductor's own would only take their turns.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    context = mp.get_context("spawn")
-    waiting, running = list(jobs), []
-    while (waiting or running) and time.monotonic() < end:
-        running = [process for process in running if process.is_alive()]
-        while waiting and len(running) < processes:
-            job = (build, *waiting.pop(0), modes, size, device)
-            running.append(context.Process(target=prepare_one, args=job, daemon=True))
-            running[-1].start()
-        time.sleep(0.2)
-    for process in running:
-        process.terminate()
-        process.join()
-    del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
+    models: list[Apart] = []
+    while time.monotonic() < end:
+        busy = sum(not model.is_ready() for model in models)
+        if not busy and len(models) == len(jobs):
+            break
+        while busy < processes and len(models) < len(jobs):
+            models.append(Apart(*jobs[len(models)]))
+            busy += 1
+        time.sleep(0.1)
+    for model in models:
+        if not model.is_ready():
+            model.end()
+    return models
 
 
 def measure(
-    study: Study, n: int, mode: str, methods: list[str], size: Any, device: str, end: float
+    study: Study, n: int, mode: str, models: dict[str, Trained | Apart | str], end: float
 ) -> list[Record]:
     """A record for each method, in one mode and at one length: its turns, or why it has none."""
-    torch._dynamo.reset()
-    forget(device)
-    records: dict[str, Record] = {m: {"method": m, "n": n, "mode": mode} for m in methods}
-    models: dict[str, Trained] = {}
-    for method, record in records.items():
-        if time.monotonic() > end:
-            record["skipped"] = SPENT
-            continue
-        try:
-            models[method] = study.build(method, n, size, device)
-        except Exception as error:
-            record["skipped"] = first_line(error)
-    take_turns(mode, records, models, end)
+    records: dict[str, Record] = {m: {"method": m, "n": n, "mode": mode} for m in models}
+    seated: dict[str, Trained | Apart] = {}
+    for method, model in models.items():
+        if isinstance(model, str):
+            records[method]["skipped"] = model
+        else:
+            seated[method] = model
+    take_turns(mode, records, seated, end)
     judge(records, study)
     return list(records.values())
 
 
 def take_turns(
-    mode: str, records: dict[str, Record], models: dict[str, Trained], end: float
+    mode: str, records: dict[str, Record], models: dict[str, Trained | Apart], end: float
 ) -> None:
     """Fill the records; a model that fails says why and leaves the turns."""
     ready: list[str] = []
     for method, model in models.items():
-        record, start = records[method], time.monotonic()
-        if start > end:
+        record = records[method]
+        if time.monotonic() > end:
             record["skipped"] = SPENT
             continue
         try:
-            model.turn(mode, FIRST)
-            record["first_seconds"] = round(time.monotonic() - start, 1)
+            record["first_seconds"] = round(model.first(mode), 1)
             record["turns"] = []
             ready.append(method)
         except Exception as error:
             record["skipped"] = first_line(error)
-            model.optimizer.zero_grad(set_to_none=True)
     gc.collect()
     for shift in range(ROUNDS):
         place = shift % max(1, len(ready))  # each follows each
         for method in ready[place:] + ready[:place]:
-            if "skipped" in records[method]:
+            if "skipped" in records[method] or time.monotonic() > end:
                 continue
             try:
-                models[method].turn(mode, 1)  # the step after another model's does not count
-                records[method]["turns"].append(models[method].turn(mode, TURN))
+                records[method]["turns"].append(models[method].timed(mode))
             except Exception as error:
                 records[method]["skipped"] = first_line(error)
+    for method in ready:
+        if not records[method]["turns"]:
+            records[method].setdefault("skipped", SPENT)
+
+
+def built(
+    study: Study, n: int, methods: list[str], size: Any, device: str, end: float
+) -> dict[str, Trained | Apart | str]:
+    """The models of one length in this process, or why there is none."""
+    torch._dynamo.reset()
+    forget(device)
+    models: dict[str, Trained | Apart | str] = {}
+    for method in methods:
+        models[method] = SPENT
+        if time.monotonic() < end:
+            try:
+                models[method] = study.build(method, n, size, device)
+            except Exception as error:
+                models[method] = first_line(error)
+    return models
 
 
 def judge(records: dict[str, Record], study: Study) -> None:
@@ -238,8 +321,8 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     parser.add_argument("--lengths", default=study.lengths)
     parser.add_argument("--methods", default=study.methods)
     parser.add_argument("--modes", default="called,compiled", help="and reduce-overhead")
-    parser.add_argument("--prepare", action="store_true", help="fill the compilers' caches first")
-    parser.add_argument("--processes", type=int, default=14, help="that --prepare runs at once")
+    parser.add_argument("--apart", action="store_true", help="each model in its own process")
+    parser.add_argument("--processes", type=int, default=14, help="of these that compile at once")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which it ends")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder")
     parser.add_argument("--commit", help="of the sources, where git cannot tell")
@@ -265,22 +348,30 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     results = {"config": config, "machine": where, "prepare_seconds": 0.0, "seconds": 0.0}
     records: list[Record] = []
     results["records"] = records
-    if options.prepare:
-        jobs = [(method, n) for n in lengths for method in methods]
-        end = start + PREPARING * options.seconds
-        prepare(study.build, jobs, modes, size, options.device, options.processes, end)
+    end = start + options.seconds
+    apart: dict[tuple[str, int], Apart] = {}
+    if options.apart:
+        pairs = [(method, n) for n in lengths for method in methods]
+        jobs = [(study.build, *pair, modes, size, options.device) for pair in pairs]
+        models = set_apart(jobs, options.processes, start + PREPARING * options.seconds)
+        apart = dict(zip(pairs, models, strict=False))
         results["prepare_seconds"] = round(time.monotonic() - start, 1)
-        print(f"prepared in {results['prepare_seconds']:.0f} s", flush=True)
+        print(f"compiled in {results['prepare_seconds']:.0f} s", flush=True)
     path = options.out / f"{study.name}.json"
     for mode in modes:
         for n in lengths:
-            end = start + options.seconds
-            records += measure(study, n, mode, methods, size, options.device, end)
+            if options.apart:
+                seats = {method: apart.get((method, n), SPENT) for method in methods}
+            else:
+                seats = built(study, n, methods, size, options.device, end)
+            records += measure(study, n, mode, seats, end)
             results["seconds"] = round(time.monotonic() - start, 1)
             write_json(path, results)
             for record in records[-len(methods) :]:
                 first = record.get("first_seconds")
                 print(line(record), "" if first is None else f"first steps {first} s", flush=True)
+    for model in apart.values():
+        model.end()
     held = [record["held"] for record in records]
     print(f"in {results['seconds']:.0f} s; wrote {path}")
     print(f"{held.count(True)} held, {held.count(False)} missed")

@@ -1,6 +1,6 @@
 """What position costs a translation model: steps a second, against sinusoidal positions.
 
-    python benchmarks/translation_cost.py --prepare [--lengths 32,64] [--modes called,compiled]
+    python benchmarks/translation_cost.py --apart [--lengths 32,64] [--modes called,compiled]
 
 The base Transformer of the papers: 6 + 6 layers of 512, 8 heads, feed-forward layers of 2,048,
 post-norm, dropout 0.1, a vocabulary of 32,768; about 25,000 source and 25,000 target tokens a step.

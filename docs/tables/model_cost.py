@@ -8,7 +8,7 @@ BELOW = """
 Median of {rounds} turns of {turn} steps. {layers} {of_what} of {width}, {heads} heads, \
 a vocabulary of
 {vocabulary:,}, {tokens:,} {tokens_of} a step, {dtype} autocast, fused AdamW. {gpu}, torch {torch},
-Triton {triton}, commit {commit}. To measure again: `python benchmarks/{name}.py --prepare`.
+Triton {triton}, commit {commit}. To measure again: `python benchmarks/{name}.py --apart`.
 """
 
 
@@ -31,7 +31,7 @@ def translation_cost(stored: ResultsFolder) -> str:
 def _table(stored: ResultsFolder, name: str, baseline: str, *, of_what: str, tokens_of: str) -> str:
     results = stored.json(f"gpu/{name}.json")
     if results is None:
-        return MISSING.format(f"python benchmarks/{name}.py --prepare")
+        return MISSING.format(f"python benchmarks/{name}.py --apart")
     records = results["records"]
     lengths = sorted({record["n"] for record in records})
     cells = {(r["mode"], r["method"], r["n"]): _cell(r, baseline) for r in records}
@@ -86,7 +86,7 @@ def cost_findings(stored: ResultsFolder) -> str:
     """The range of the cost over lengths, a line for each method and mode that was measured."""
     results = stored.json("gpu/model_cost.json")
     if results is None:
-        return MISSING.format("python benchmarks/model_cost.py --prepare")
+        return MISSING.format("python benchmarks/model_cost.py --apart")
     known = [r for r in results["records"] if r["cost"] is not None and r["method"] != "nope"]
     lines = []
     for method in dict.fromkeys(r["method"] for r in known):

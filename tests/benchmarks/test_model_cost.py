@@ -77,6 +77,23 @@ def test_a_method_that_fails_says_why_and_the_others_are_measured(
     assert "- compiled, `t5`, n = 8: it cannot be compiled" in shown
 
 
+@pytest.mark.slow
+def test_models_in_processes_of_their_own_take_turns_too(tmp_path: Path) -> None:
+    given = ("--lengths", "8,16", "--methods", "nope,t5,nonsense", "--modes", "called", "--apart")
+    records = measured(tmp_path, *given, "--processes", "2")["records"]
+    assert [(r["method"], r["n"]) for r in records[::2]] == [
+        ("nope", 8),
+        ("nonsense", 8),
+        ("t5", 16),
+    ]
+    for record in records:
+        if record["method"] == "nonsense":
+            assert "Unknown method 'nonsense'" in record["skipped"]
+        else:
+            assert record["skipped"] is None
+            assert len(record["turns"]) == training_turns.ROUNDS
+
+
 def test_what_there_is_no_time_for_is_said(tmp_path: Path) -> None:
     given = ("--lengths", "8", "--methods", "nope", "--modes", "called", "--seconds", "0")
     (record,) = measured(tmp_path, *given)["records"]
