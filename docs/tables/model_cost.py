@@ -90,7 +90,7 @@ def cost_findings(stored: ResultsFolder) -> str:
     known = [r for r in results["records"] if r["cost"] is not None and r["method"] != "nope"]
     costs = {(r["method"], r["mode"], r["n"]): _cost(r) for r in known}
     columns = sorted({(r["mode"], r["n"]) for r in known})  # called, then compiled
-    titles = [f"{n:,} tokens" + f", {mode}" * (mode != "called") for mode, n in columns]
+    titles = [f"n = {n:,}" + f", {mode}" * (mode != "called") for mode, n in columns]
     lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(columns)]
     for method in dict.fromkeys(r["method"] for r in known):
         shown = (costs.get((method, *column), "") for column in columns)

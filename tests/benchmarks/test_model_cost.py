@@ -150,7 +150,7 @@ def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
     assert "</summary>\n\n- called, `rope`, n = 512: no kernel\n\n</details>\n" in shown
     assert "The turns of `nope` itself differ by up to 10% (called, n = 512)" in shown
     assert findings(ResultsFolder(tmp_path)).splitlines() == [
-        "| | 512 tokens |",
+        "| | n = 512 |",
         "|---|---:|",
         "| `tisa` | +2.0% |",
         "| `t5` | **+5.0%** |",
