@@ -29,9 +29,10 @@ def choosing(stored: ResultsFolder) -> str:
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     told = (
         f"Loss in nats a token, mean of 3 seeds, at the {home} tokens of training and at {far:,}. "
-        "Empty: not run, or, far away, a table that ends. Numbers a layer: learned for position "
-        "by 12 heads of 64 at a length of 512, shared by all layers for `t5`. A training step: "
-        f"time over a model without position, 12 layers of 768, {COST_LENGTH} tokens, not compiled."
+        f"Empty: not measured; `learned` has no rows beyond {home}. Numbers a layer: what 12 heads "
+        "of 64 learn for position at a length of 512; for `t5` all layers share them. A training "
+        "step: time over that of a model without position, 12 layers of 768, "
+        f"{COST_LENGTH} tokens, not compiled ([other lengths](training_cost.md))."
     )
     return "\n".join([*lines, "", told]) + "\n"
 

@@ -19,6 +19,11 @@ named. Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as c
 host, and hosts differ by half; from a CUDA graph it is the GPU's time alone. With quantiles:
 [results/gpu](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
 """
+LATER = {  # a ratio: the name under which a later run has it, with a limit of its own
+    "decoding with TISA over SDPA without bias, cache of 32,768, 1 sequences": (
+        "decode, one sequence, cache of 32,768, as called, over SDPA"
+    ),
+}
 FINDINGS = (  # sentences, and the bars whose values they tell; one without its values is left out
     (
         "**Against kernels without a bias** it takes {:.2f} times as long as FlashAttention-2 and "
@@ -199,12 +204,21 @@ def _bars(runs: list[dict[str, Any]]) -> str:
         if limit:
             words.append(word)
         if word == "missed":
-            missed.append(f"- {bar['what']}: {value}, promised {limit} (commit {commit})\n")
+            remark = f"commit {commit}{_later(bar['what'], found)}"
+            missed.append(f"- {bar['what']}: {value}, promised {limit} ({remark})\n")
     counts = ", ".join(f"{words.count(x)} {x}" for x in ("held", "missed", "not measured"))
     head = f"Of {len(words)} promised ratios: {counts}." + " Missed:\n\n" * bool(missed)
     table = "| | measured | promised | | commit |\n|---|---:|---|---|---|\n" + "".join(rows)
     folded = FOLDED.format(title=f"All {len(rows)} ratios", text=table)
     return head + ("".join(missed) or "\n") + folded
+
+
+def _later(what: str, found: dict[str, tuple[dict[str, Any], str]]) -> str:
+    """What a later run measured of the same ratio, if any did."""
+    later = found.get(LATER.get(what, ""))
+    if later is None or later[0]["value"] is None:
+        return ""
+    return f"; {later[0]['value']:.2f} at commit {later[1]}"
 
 
 def _newest(runs: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], str]]:

@@ -92,7 +92,7 @@ def lm_paired(stored: ResultsFolder) -> str:
         lines.append(_line([f"`{method}`", *map(_interval, cells)]))
     home = _lengths(runs["python"])[0]
     told = (
-        f"At {home} tokens: mean of the differences of equal seeds, its 95 % interval (Student's, "
+        f"At {home} tokens: mean of the differences of equal seeds, its 95% interval (Student's, "
         f"{_seeds(runs)} seeds), and in brackets the smallest and the largest. An interval that "
         "holds 0 says that the order is not sure."
     )
@@ -197,7 +197,7 @@ def lm_ablation(stored: ResultsFolder) -> str:
     )
     told = (
         f"Loss at 512 tokens on the part of the text by which rates are chosen; one seed, {steps}. "
-        "Empty: not run, for the time on the GPU was spent. The paper's units are a, b and c "
+        "Empty: not run, because the time on the GPU was spent. The paper's units are a, b and c "
         "themselves; ours are a, the logarithm of the width and c over the width, held as a 30th "
         "of themselves (now a 32nd)."
     )

@@ -83,30 +83,30 @@ def _cell(record: dict[str, Any], baseline: str) -> str:
 
 
 def cost_findings(stored: ResultsFolder) -> str:
-    """The range of the cost over lengths, a line for each method and mode that was measured."""
+    """The cost of each method, a column for each mode and length at which any was measured."""
     results = stored.json("gpu/model_cost.json")
     if results is None:
         return MISSING.format("python benchmarks/model_cost.py --apart")
     known = [r for r in results["records"] if r["cost"] is not None and r["method"] != "nope"]
-    lines = []
+    costs = {(r["method"], r["mode"], r["n"]): _cost(r) for r in known}
+    columns = sorted({(r["mode"], r["n"]) for r in known})  # called, then compiled
+    titles = [f"n = {n:,}" + f", {mode}" * (mode != "called") for mode, n in columns]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(columns)]
     for method in dict.fromkeys(r["method"] for r in known):
-        told = []
-        for mode in dict.fromkeys(r["mode"] for r in known):
-            mine = [r for r in known if (r["method"], r["mode"]) == (method, mode)]
-            if mine:
-                told.append(f"{_range([r['cost'] for r in mine])} {mode} ({_lengths(mine)} tokens)")
-        lines.append(f"- `{method}`: {'; '.join(told)}\n")
+        shown = (costs.get((method, *column), "") for column in columns)
+        lines.append(f"| `{method}` | {' | '.join(shown)} |")
     judged = [r for r in known if r["held"] is not None]
-    limits = f"{min(r['limit'] for r in judged):.0%} to {max(r['limit'] for r in judged):.0%}"
-    held = sum(r["held"] for r in judged)
-    return "".join(lines) + f"\nOf {len(judged)} promised limits ({limits}), {held} hold.\n"
+    if judged:
+        limits = sorted(r["limit"] for r in judged)
+        held = sum(r["held"] for r in judged)
+        lines += [
+            "",
+            f"Of {len(judged)} promised limits ({limits[0]:.0%} to {limits[-1]:.0%}), {held} hold; "
+            "in bold the costs that are above theirs. Empty: not measured.",
+        ]
+    return "\n".join(lines) + "\n"
 
 
-def _range(costs: list[float]) -> str:
-    low, high = (f"{x:+.1%}" for x in (min(costs), max(costs)))
-    return low if low == high else f"{low} to {high}"
-
-
-def _lengths(records: list[dict[str, Any]]) -> str:
-    found = sorted(record["n"] for record in records)
-    return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+def _cost(record: dict[str, Any]) -> str:
+    told = f"{record['cost']:+.1%}"
+    return f"**{told}**" if record["held"] is False else told

@@ -167,7 +167,12 @@ def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
     assert "</summary>\n\n- called, `rope`, n = 512: no kernel\n\n</details>\n" in shown
     assert "The turns of `nope` itself differ by up to 10% (called, n = 512)" in shown
     assert findings(ResultsFolder(tmp_path)).splitlines() == [
-        "- `tisa`: +2.0% called (512 tokens)",
-        "- `t5`: +5.0% called (512 tokens)",
+        "| | n = 512 |",
+        "|---|---:|",
+        "| `tisa` | +2.0% |",
+        "| `t5` | **+5.0%** |",
+        "",
+        "Of 2 promised limits (3% to 4%), 1 hold; in bold the costs that are above theirs. "
+        "Empty: not measured.",
     ]
     assert "a GPU, torch 2,\nTriton 3, commit abc" in shown

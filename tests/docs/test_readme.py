@@ -18,7 +18,7 @@ import first_picture
 import make_tables
 from printed_commands import complaint, printed
 from tables import first_screen
-from tables.gpu import gpu, gpu_findings, gpu_short
+from tables.gpu import LATER, gpu, gpu_findings, gpu_short
 from tables.methods import spec_with_defaults
 from tables.results_folder import ResultsFolder
 from whence import METHODS, build, families
@@ -216,6 +216,9 @@ def test_the_gpu_section_is_there_when_its_results_are_and_not_before(tmp_path: 
     path.write_text(json.dumps({**results, "bars": beyond}))
     assert "Missed:\n\n- TISA over FA2: 1.70, promised at most 1.6 (commit abc)\n" in gpu(stored)
     decode = {**bars[0], "what": "decode, one sequence, cache of 32,768, as called, over SDPA"}
+    before = {**beyond[0], "what": next(iter(LATER))}
+    path.write_text(json.dumps({**results, "bars": [before, decode]}))
+    assert "1.70, promised at most 1.6 (commit abc; 0.99 at commit abc)\n" in gpu(stored)
     path.write_text(json.dumps({**results, "bars": [decode]}))
     assert gpu_findings(stored).splitlines() == [
         "- **Decoding** one sequence from a cache of 32,768 keys takes 1.0 times as long as "

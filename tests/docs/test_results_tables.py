@@ -1,11 +1,13 @@
 """Tables of docs/glue.md and docs/translation.md, held against the stored numbers by hand."""
 
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from make_tables import BLOCK
 from markdown_cells import cell
 from tables import glue, translation
 from tables.results_folder import ResultsFolder
@@ -75,6 +77,19 @@ def test_pairs_of_positions_are_differences_of_the_stored_scores() -> None:
     assert shown.strip("*").startswith(f"{fmean(apart):+.1f} [")
     assert shown.strip("*").endswith(f"] {sum(x > 0 for x in apart)} of 3")
     assert shown.startswith("**") == (one["p"] < 0.05)
+
+
+@pytest.mark.parametrize(
+    ("page", "figure"),
+    [("training_cost", r"\b\d+\.\d%"), ("glue", r"\d+% \(\d+ to \d+%\)")],
+)
+def test_what_is_said_in_words_stands_in_a_table_of_the_page(page: str, figure: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = text.partition("## Every method alone")[0]  # older figures, some of them ratios of cells
+    tables = "".join(block[0] for block in BLOCK.finditer(text))
+    said = set(re.findall(figure, BLOCK.sub("", text)))
+    assert said
+    assert said <= set(re.findall(figure, tables))
 
 
 def test_a_table_whose_results_are_not_there_says_how_to_make_them(tmp_path: Path) -> None:
