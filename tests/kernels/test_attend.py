@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from whence import DenseBias, LagBias, LagValues, LowRankBias, Mask, attend, build, explain
+from whence import DenseBias, LagBias, LagValues, Line, LowRankBias, Mask, attend, build, explain
 from whence.kernels import BACKENDS
 from whence.kernels.call import as_call
 
@@ -199,6 +199,18 @@ def test_no_queries_or_no_keys_are_no_error(n_q, n_k):
     bias, values = LagBias.line(torch.ones(H)), LagValues(torch.ones(1, 3, D))
     out = reference(q, k, v, bias=bias, values=values, causal=True)
     assert_close(out, torch.zeros(B, H, n_q, D, dtype=torch.float64))
+
+
+def test_a_batch_of_no_sequences_has_gradients_of_zero():
+    q, k, v = (torch.randn(0, H, 5, D, requires_grad=True) for _ in range(3))
+    band, line, table = (
+        torch.randn(*shape, requires_grad=True) for shape in ((1, H, 1, 3), (1, H, 1), (1, 3, D))
+    )
+    terms = {"bias": LagBias(band, Line(line, line), Line()), "values": LagValues(table)}
+    out = attend(q, k, v, backend="sdpa", **terms)
+    assert out.shape == (0, H, 5, D)
+    for grad in torch.autograd.grad(out.sum(), [band, line, table]):
+        assert_close(grad, torch.zeros_like(grad))
 
 
 @pytest.mark.parametrize("causal", [False, True])

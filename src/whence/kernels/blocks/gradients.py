@@ -36,7 +36,7 @@ class Gradients:
 def add_rows(total: Tensor, rows: slice, part: Tensor) -> None:
     """Add a block's part [b, h, rows, ...] to a sum; axes of size 1 in the sum are summed over."""
     place = total if total.shape[2] == 1 else total[:, :, rows]
-    shared = [axis for axis in range(part.ndim) if place.shape[axis] < part.shape[axis]]
+    shared = [axis for axis in range(part.ndim) if place.shape[axis] != part.shape[axis]]
     place += part.sum(dim=shared, keepdim=True, dtype=total.dtype) if shared else part
 
 

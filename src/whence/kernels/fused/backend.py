@@ -460,7 +460,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         slopes=lag is not None and lag.sloped,
         far=0 if isinstance(far, str) else far,
     )
-    q, k, v = (_rows(x) for x in (call.q, call.k, call.v))
+    q, k, v = (as_rows(x) for x in (call.q, call.k, call.v))
     keys = q_segment = k_segment = seed = table = None
     if mask is not None:
         keys = None if mask.keys is None else mask.keys.to(torch.uint8).contiguous()
@@ -474,7 +474,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         q, k, v, table=table, keys=keys, q_segment=q_segment, k_segment=k_segment, seed=seed
     )
     if isinstance(lag, QueryBias) and _by_row(lag, q, k, numbers):
-        query = None if lag.query is call.q else _rows(lag.query)
+        query = None if lag.query is call.q else as_rows(lag.query)
         given = given._replace(query=query, factor=_contiguous(lag.table))
         return given, Call(numbers, product_scale=float(lag.scale))
     if isinstance(lag, CurveBias) and lag.curve.name in CURVES and lag.shape[1] == q.shape[1]:
@@ -503,8 +503,8 @@ def _lag_parts(
         return None, None, None
     if lag.ends and not torch.compiler.is_compiling():
         band, tails = ClippedBand.apply(lag.band)  # type: ignore[no-untyped-call]
-        return _rows(band), None, tails
-    band = _rows(lag.band.float())
+        return as_rows(band), None, tails
+    band = as_rows(lag.band.float())
     lines = [x for tail in (lag.left, lag.right) if tail for x in (tail.const, tail.slope)]
     if all(x is None for x in lines):
         extent = lag.extent
@@ -518,10 +518,23 @@ def _lag_parts(
     return band, None, tails
 
 
-def _rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """x with a contiguous last axis, and without a pending negation: kernels read raw memory."""
     x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def as_read(name: str, x: Tensor) -> Tensor:
+    """The tensor of this field of `Given` in memory as the kernels read it."""
+    if name == NOWHERE:
+        return x
+    return as_rows(x) if name in ("q", "k", "v", "band", "query") else _contiguous(x)
+
+
+def without_gaps(x: Tensor) -> Tensor:
+    """x in memory without gaps, at an address that all of its dtypes may have."""
+    x = x.contiguous()
+    return x if x.data_ptr() & 15 == 0 else x.clone()
 
 
 def _contiguous(x: Tensor) -> Tensor:

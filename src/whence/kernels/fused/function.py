@@ -31,9 +31,12 @@ from whence.kernels.fused.backend import (
     Kept,
     Numbers,
     Wanted,
+    as_read,
+    as_rows,
     by_token,
     decoded,
     packed,
+    without_gaps,
 )
 from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape
 from whence.kernels.fused.plan import PLANS, Plan, Room, Slot, lies, parts_of, size_of, slots_of
@@ -143,15 +146,15 @@ def gradients(
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run((d_out, *saved))  # type: ignore[no-any-return]
-    call, count = Call.from_flat(numbers), len(names.split())
-    given, results = _fields(names, saved[:count]), list(saved[count:])
+    call, fields = Call.from_flat(numbers), names.split()
+    # Hooks on saved tensors (as for offloading) may have returned the numbers laid out otherwise.
+    tensors = [as_read(name, x) for name, x in zip(fields, saved, strict=False)]
+    given, results = _fields(names, tensors), list(saved[len(fields) :])
     rooms = kept_rooms(given, call)
-    # Hooks on saved tensors (as for offloading) may have returned copies with other strides.
-    for place in range(1 if rooms.out_residual is None else 2):  # the output and its residual
-        results[place] = packed(results[place], by_token(given.q))
-    rows = d_out.resolve_neg()  # kernels read raw memory
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    every = [rows, *saved[:count], *results]
+    for place, x in enumerate(results):  # those with four axes lie as the output does
+        results[place] = packed(x, by_token(given.q)) if x.ndim == 4 else without_gaps(x)
+    rows = as_rows(d_out)
+    every = [rows, *tensors, *results]
     if call.numbers.far:
         state = results[1 if rooms.out_residual is None else 2]
         kept = Kept(*parts_of(state, in_state(rooms)))
