@@ -407,7 +407,7 @@ def test_a_constant_added_to_all_lags_has_no_gradient() -> None:
 
     def left_over(seed: int, backend: str) -> float:
         torch.manual_seed(seed)
-        q, k, v, d_out = torch.randn(4, 1, 1, 70, 24)
+        q, k, v, d_out = torch.randn(4, 1, 1, 70, 24, dtype=torch.float64).float()
         band = torch.zeros(1, 1, 1, 139, requires_grad=True)
         out = attend(q, k, v + 3, bias=LagBias(band), scale=1.0, backend=backend)
         out.backward(d_out)

@@ -199,7 +199,7 @@ def backward(
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
     # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
     # have no rounding errors, so the error of delta is the only one left and shows. In a window of
-    # few keys dS is small, in one of a single key it is 0. In float32 all other errors are as small.
+    # few keys dS is small, in one of a single key it is 0. In float32 other errors are as small.
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
