@@ -326,6 +326,7 @@ def test_the_bars_script_says_that_it_needs_a_gpu(capsys: pytest.CaptureFixture[
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_point_is_that_of_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     big = point("eager", n=1024)

@@ -105,6 +105,7 @@ def test_the_exported_fit_is_a_tisa_method_of_as_many_heads(inspected: tuple[Res
     assert method.amplitude.shape[0] == 2
 
 
+@pytest.mark.slow
 def test_all_layers_biases_and_formats_are_there_on_request(tiny: Path, tmp_path: Path) -> None:
     arguments = ("--layer", "all", "--biases", "--no-profile", "--json", "--figures", "svg")
     result = run("inspect", tiny, "--out", tmp_path / "o", "--fit", tmp_path / "fits", *arguments)

@@ -86,7 +86,7 @@ def test_a_compiled_method_gives_the_output_and_gradients_of_the_called_one(spec
     assert_equal(module, compiled, 24)
 
 
-@pytest.mark.parametrize("spec", quick("tisa", "shaw:clip=3"))
+@pytest.mark.parametrize("spec", quick("tisa"))
 def test_other_lengths_are_compiled_at_most_once_more(spec: str) -> None:
     module = Attention(spec)
     graphs = CompileCounterWithBackend("aot_eager")

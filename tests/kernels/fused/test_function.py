@@ -199,7 +199,7 @@ def test_results_are_memory_of_their_own() -> None:
         assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
-@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=4"])
+@pytest.mark.parametrize("spec", ["tisa", pytest.param("shaw:clip=4", marks=pytest.mark.slow)])
 def test_a_call_like_an_earlier_one_is_checked_and_read_once(
     plans: Any, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:

@@ -116,6 +116,7 @@ def test_endless_and_sloped_biases_stay_in_one_pass() -> None:
     assert "no finite reach" in str(fused.far_start(call_of(q, k, v, LagBias(leaf(1, 2, 1, 79)))))
 
 
+@pytest.mark.slow
 def test_the_compiler_sees_one_operator_here_too() -> None:
     band, table = leaf(1, 2, 1, 7), leaf(1, 5, 16)
     q, k, v = (leaf(1, 2, 40, 16) for _ in range(3))
