@@ -154,12 +154,10 @@ def test_a_sweep_in_worker_processes_gives_the_table_of_a_serial_one(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("local_ray")
 def test_a_sweep_on_ray_gives_the_table_of_a_serial_one(
-    serial: tuple[LMConfig, Language], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serial: tuple[LMConfig, Language], tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
-        monkeypatch.setenv(name, "0")
     config, alone = serial
     said: list[str] = []
     parallel = run_lm(

@@ -181,12 +181,10 @@ def test_workers_give_the_numbers_of_one_process(files: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("local_ray")
 def test_a_sweep_on_ray_gives_the_numbers_of_one_process(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
-        monkeypatch.setenv(name, "0")
     monkeypatch.chdir(files)
     config = tiny(files, model="bert", data="data", forms=("b",))  # from the folder it began in
     said: list[str] = []

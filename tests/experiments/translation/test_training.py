@@ -139,12 +139,10 @@ def test_two_processes_have_the_numbers_of_one_with_two_batches_a_step(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("local_ray")
 def test_a_sweep_on_ray_gives_the_numbers_of_one_process(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray", reason="needs ray: pip install 'whence[ray]'")
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
-        monkeypatch.setenv(name, "0")
     monkeypatch.chdir(data.parent)  # data is named from the folder it began in
     rates = (1e-3, 2e-3)
     config = tiny_translation(Path(data.name), positions=("shaw:clip=2",), learning_rates=rates)

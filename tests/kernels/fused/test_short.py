@@ -12,7 +12,9 @@ from whence import LagBias, Line, Mask, attend
 from whence.kernels.fused.backend import Inputs, Numbers, Product, Wanted
 
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
-band_module = pytest.importorskip("whence.kernels.fused.device.band")
+band_module = pytest.importorskip(
+    "whence.kernels.fused.device.band", reason="Triton is a Linux package"
+)
 
 pytestmark = pytest.mark.triton
 
