@@ -38,7 +38,7 @@ from whence.kernels.fused.backend import (
     packed,
     without_gaps,
 )
-from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape
+from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape, mass_shape
 from whence.kernels.fused.plan import PLANS, Plan, Room, Slot, lies, parts_of, size_of, slots_of
 from whence.kernels.fused.split import far_attention, far_gradients, near_numbers
 from whence.kernels.fused.tiles import TILES, TileSet
@@ -290,7 +290,7 @@ def kept_rooms(given: Given, call: Call) -> Kept:
     biased = given.band is not None or given.table is not None or product or curve
     brief = is_short(q, given.k, given.v, given.inputs, numbers, product, curve)
     out = Room((b, h, n_q, given.v.shape[-1]), q.dtype, tokens)
-    mass = None if given.table is None else (b, h, n_q, given.table.shape[1])
+    mass = None if given.table is None else mass_shape(q, given.table, numbers)
     laid_out = tails = None
     extent = False
     if not decoded(q, given.k, numbers):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
 
 from whence.kernels.fused import short
 from whence.kernels.fused import tiles as tiling
@@ -41,11 +42,13 @@ from whence.kernels.fused.device.band import (
 from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
 from whence.kernels.fused.device.d_product import (
     BandGradient,
+    Seen,
     product_gradient_kernel,
+    table_sum_kernel,
 )
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN
+from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN, ROW_MARGIN
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -61,6 +64,9 @@ BUSY = 1024  # programs that keep a whole GPU busy
 # head, in one of its tiles.
 PRODUCT_ROWS = 64
 PRODUCT_SIDE = 64
+# Columns of a table and partial sums that one program adds up at once.
+SUM_COLUMNS = 32
+SUM_PARTS = 128
 
 
 class _Call(NamedTuple):
@@ -115,7 +121,7 @@ def forward(
         # float16 also for an output in bfloat16: residuals fit its range, and it has more digits.
         residual = plan.empty(out.shape, torch.float16, tokens=tokens)
     if inputs.table is not None:
-        mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
+        mass = plan.empty(mass_shape(q, inputs.table, numbers), torch.float32)
     result = a.Output(out, residual, lse, mass)
     if decoded(q, k, numbers):
         _decode(plan, q, k, v, inputs, numbers, tiles, curve, result)
@@ -178,15 +184,18 @@ def backward(
     tokens = call.kind.TOKENS
     d_table = None
     if inputs.table is not None:
-        d_table = _table_gradient(plan, kept.mass, d_out, inputs.table)
+        d_table = _table_gradient(plan, kept.mass, d_out, inputs.table, call.sizes.value_last)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
+    d_last = call.sizes.last if product is not None else 2 * call.sizes.reach
     if call.band_shape is not None and wanted.band and (call.band_shape[2] > 1 or n_q == 1):
-        d_band = plan.zeros((b, h, n_q, call.band_shape[3]), torch.float32)
+        # Cells that no tile touches are not written; of a product's band they are not read either.
+        room = plan.zeros if product is None else plan.empty
+        d_band = room((b, h, n_q, d_last + 1), torch.float32)
     if inputs.tails is not None and wanted.tails:
         d_tails = plan.empty((4, b, h, n_q), torch.float32)
     if inputs.table is not None:
-        d_mass = plan.empty((b, h, n_q, inputs.table.shape[1]), torch.float32)
+        d_mass = plan.empty(_with_margin(kept.mass.shape), torch.float32)
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = call.tile_kind.by_row or inputs.tails is not None
     sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
@@ -212,7 +221,7 @@ def backward(
         *(call.q, call.k, call.v, d_rows),
         a.Output(kept.out, kept.out_residual, kept.lse, None),
         *(call.bias, call.visible, call.seed, call.table, call.far),
-        a.QueryGradients(d_q, d_band, d_tails),
+        a.QueryGradients(d_q, d_band, d_last, d_tails),
         statistics,
         *a.scalars(call.sizes),
         warps=by_rows.warps,
@@ -261,7 +270,9 @@ def backward(
         d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
     d_query = d_factor = None
     if product is not None:
-        d_query, d_factor = _product_gradients(plan, product, q, d_q, d_band, d_tails, wanted)
+        d_query, d_factor = _product_gradients(
+            plan, product, q, d_q, d_band, d_tails, wanted, _seen(call.sizes)
+        )
     if product is not None or curve is not None:
         d_band = d_tails = None  # their gradients went on to the factors or parameters
     d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
@@ -398,7 +409,7 @@ def _laid_out(
             *(band, given.bias, *a.scalars(given.sizes)),
             KIND=given.kind,
             ROWS=32,
-            BLOCK=min(64, _power_of_two(2 * reach + 3)),
+            BLOCK=min(64, _power_of_two(2 * reach + 1)),
         )
         return band, None, None
     if not base_2:
@@ -435,12 +446,27 @@ def laid_out_shape(
     batches, heads, rows, width = shape
     reach, tails = width // 2, inputs.tails
     if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
-        return (*q.shape[:3], width + 2)
+        return _with_margin((*q.shape[:3], _last(reach, numbers) + 1))
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
     edge = (max(reach, value_reach, numbers.far) + MARGIN) // 16 * 16
     return (batches, heads, 1, 2 * COPIES.value * (2 * edge + COPY_MARGIN.value))
+
+
+def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
+    """The shape [b, h, q, lag] of the masses of a value table's lags, without those never seen."""
+    return (*q.shape[:3], _last(table.shape[1] // 2, numbers) + 1)
+
+
+def _with_margin(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape [1, 1, n, 1] of memory for so many numbers and ROW_MARGIN on both sides."""
+    return (1, 1, math.prod(shape) + 2 * ROW_MARGIN.value, 1)
+
+
+def _last(reach: int, numbers: Numbers) -> int:
+    """The last place of a row of lags from -reach on: that of lag 0 in a causal call."""
+    return reach if numbers.after == 0 else 2 * reach
 
 
 def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
@@ -543,7 +569,14 @@ def _curve_gradient(
 
 
 def _product_gradients(
-    plan: Plan, product: Product, q: Any, d_q: Any, d_band: Any, d_tails: Any, wanted: Wanted
+    plan: Plan,
+    product: Product,
+    q: Any,
+    d_q: Any,
+    d_band: Any,
+    d_tails: Any,
+    wanted: Wanted,
+    seen: Seen,
 ) -> tuple[Any, Any]:
     """The gradients of a product's factors. If the query is q, its gradient is added to d_q."""
     query, table = product.query, product.table
@@ -557,6 +590,7 @@ def _product_gradients(
     d_factor = _product_gradient(
         plan,
         BandGradient(d_band, d_tails),
+        seen,
         *(source, table, product.scale, d_query if wanted.query else None),
         added=query is None,
         table_too=wanted.factor,
@@ -564,15 +598,25 @@ def _product_gradients(
     return d_query if query is not None and wanted.query else None, d_factor
 
 
-def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
+def _seen(sizes: a.Sizes) -> Seen:
+    """The cells of a product's band that the query kernel may have written."""
+    reach = sizes.reach
+    first = 0 if sizes.before < 0 else max(0, reach - sizes.before)
+    return Seen(sizes.q_start - reach, sizes.n_k, first, sizes.last)
+
+
+def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any, last: int) -> Any:
     """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
-    gradient = BandGradient(mass, None)
-    return _product_gradient(plan, gradient, d_out, table, 1.0, None, added=False, table_too=True)
+    gradient, everywhere = BandGradient(mass, None), Seen(0, 2**30, 0, last)
+    return _product_gradient(
+        *(plan, gradient, everywhere, d_out, table, 1.0, None), added=False, table_too=True
+    )
 
 
 def _product_gradient(
     plan: Plan,
     gradient: BandGradient,
+    seen: Seen,
     query: Any,
     table: Any,
     scale: float,
@@ -582,7 +626,7 @@ def _product_gradient(
     table_too: bool,
 ) -> Any:
     """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted."""
-    (b, h, n_q, d), width = query.shape, table.shape[1]
+    (b, h, n_q, d), width = query.shape, seen.last + 1
     # The rows are divided into runs, as many as keep the GPU busy; a run takes several steps.
     tiles = _ceil(n_q, PRODUCT_ROWS)
     steps = _ceil(tiles, max(1, min(tiles, BUSY // (b * h))))
@@ -595,7 +639,7 @@ def _product_gradient(
         product_gradient_kernel,
         (runs, b * h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
         *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        *(h, n_q, width, steps, scale),
+        *(h, n_q, *seen, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
         D=d,
         PIECE=piece,
@@ -603,9 +647,34 @@ def _product_gradient(
         LAGS=lags,
         ADDED=added,
         WHOLE=width <= lags,
-        PRECISION=_precision(query),
+        CAUSAL=width < table.shape[1],
+        # Triton's interpreter multiplies bfloat16 wrongly.
+        PRECISION="ieee"
+        if plan.device.type == "cpu" and query.dtype == torch.bfloat16
+        else _precision(query),
+        STAGES=1,
     )
-    return None if sums is None else plan.summed(sums, table.shape)
+    return None if sums is None else _table_sum(plan, sums, table)
+
+
+def _misread(x: Any) -> bool:
+    """Whether Triton's interpreter runs, which multiplies bfloat16 wrongly."""
+    return bool(x.dtype == torch.bfloat16 and triton.knobs.runtime.interpret)
+
+
+def _table_sum(plan: Plan, sums: Any, table: Any) -> Any:
+    """The sum over sequences and runs of rows, and over heads that share the table."""
+    (b, runs, h, width, d), heads = sums.shape, table.shape[0]
+    d_table = plan.empty(table.shape, torch.float32)
+    plan.launch(
+        table_sum_kernel,
+        (table.shape[1], _ceil(d, SUM_COLUMNS), heads),
+        *(sums, d_table, b * runs * h // heads, width - 1),
+        D=d,
+        COLUMNS=SUM_COLUMNS,
+        PARTS=SUM_PARTS,
+    )
+    return d_table
 
 
 def _call(
@@ -629,7 +698,9 @@ def _call(
         shape is not None and (shape[2] > 1 or (tails is not None and tails.shape[3] > 1))
     )
     causal = numbers.after == 0
-    exact = "ieee" if q.dtype == torch.float32 else "tf32x3"  # 3 products give float32's digits
+    reach = 0 if shape is None else shape[-1] // 2
+    value_reach = 0 if table is None else table.shape[1] // 2
+    last, value_last = _last(reach, numbers), _last(value_reach, numbers)
     kind = a.Kind(
         D=d,
         D_V=d_v,
@@ -643,6 +714,7 @@ def _call(
         SLOPES=numbers.slopes,
         PER_ROW=per_row,
         VALUES=table is not None,
+        ALIGNED=not any(x % 4 for x in (n_q, numbers.q_start, reach, value_reach)),
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
         CAUSAL=causal,
@@ -652,16 +724,18 @@ def _call(
         FAR=far is not None,
         TOKENS=by_token(q),
         PRECISION=_precision(q),
-        EXACT=exact,
+        LAGS=max(16, min(32, _power_of_two(max(last, value_last, 1)))),
     )
     sizes = a.Sizes(
         n_q=n_q,
         n_k=n_k,
         q_start=numbers.q_start,
-        reach=0 if shape is None else shape[-1] // 2,
+        reach=reach,
         edge=_edge(band, numbers.q_start, raw_band or per_row),
         n_heads=h,
-        value_reach=0 if table is None else table.shape[1] // 2,
+        last=last,
+        value_reach=value_reach,
+        value_last=value_last,
         before=numbers.before,
         after=numbers.after,
         far_start=0 if far is None else far.start,
@@ -669,11 +743,14 @@ def _call(
         dropout=numbers.dropout,
     )
     by_row = table is not None or per_row
+    of_band = _strides(band, 0, 1, 2)
+    if per_row and not raw_band:  # packed in memory with a margin
+        of_band = (h * n_q * (last + 1), n_q * (last + 1), last + 1)
     return _Call(
         _rows(q),
         _rows(k),
         _rows(v),
-        a.Bias(band, inputs.extent, tails, *_strides(band, 0, 1, 2), *_strides(tails, 0, 1, 2, 3)),
+        a.Bias(band, inputs.extent, tails, *of_band, *_strides(tails, 0, 1, 2, 3)),
         a.Visible(
             *(inputs.keys, inputs.q_segment, inputs.k_segment),
             *_strides(inputs.keys, 0),

@@ -92,7 +92,7 @@ class Output(NamedTuple):
     out: Any  # [b, h, q, d_v]
     residual: Any  # float16, in the layout of out: its rounding error times RESIDUAL_SCALE
     lse: Any  # float32 [b, h, q], in base 2
-    mass: Any  # float32 [b, h, q, lag]: probability mass of every lag of the value table
+    mass: Any  # float32 [b, h, q, lag]: probability mass of the value table's visible lags
 
 
 class ShareSums(NamedTuple):
@@ -115,6 +115,7 @@ class QueryGradients(NamedTuple):
 
     d_q: Any  # [b, h, q, d]
     d_band: Any  # float32 [b, h, q, lag], of a band that belongs to a row
+    last: Any  # the last place of a row of d_band
     d_tails: Any  # float32 [4, b, h, q]
 
 
@@ -130,7 +131,9 @@ class Numbers(NamedTuple):
     """The numbers of a call that do not change with the lengths of its sequences."""
 
     n_heads: Any
+    last: Any  # the last place of a row's own band, that of lag `reach`, or of lag 0 if causal
     value_reach: Any  # the largest |lag| in the value table
+    value_last: Any  # the last place of a row of masses, likewise
     before: Any  # the window: a query sees -before <= lag <= after
     after: Any
     far_start: Any  # the |lag| from which a plain kernel attends
@@ -151,7 +154,9 @@ class Sizes(NamedTuple):
     reach: Any  # the largest |lag| in the band
     edge: Any  # the largest |lag| in the laid-out band
     n_heads: Any
+    last: Any
     value_reach: Any
+    value_last: Any
     before: Any
     after: Any
     far_start: Any
@@ -185,6 +190,7 @@ class Kind(NamedTuple):
     SLOPES: bool  # some tail is not constant
     PER_ROW: bool  # every query row has a band or tails of its own
     VALUES: bool  # there is a value table
+    ALIGNED: bool  # rows of masses and of a row's band begin at multiples of four, tiles too
     BEFORE: bool  # the window is limited to the left
     AFTER: bool  # the window is limited to the right
     CAUSAL: bool  # and limited to lag <= 0
@@ -194,7 +200,7 @@ class Kind(NamedTuple):
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
-    EXACT: str  # input_precision for products with a table, which is in float32
+    LAGS: int  # lags in one step of a product with a table
 
 
 class Tile(NamedTuple):

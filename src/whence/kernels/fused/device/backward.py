@@ -16,6 +16,7 @@ from whence.kernels.fused.device.forward import far_state
 from whence.kernels.fused.device.tile import (
     LOG2E,
     RESIDUAL_SCALE,
+    ROW_MARGIN,
     Head,
     Place,
     RowBlock,
@@ -26,7 +27,6 @@ from whence.kernels.fused.device.tile import (
     head_of,
     head_rows,
     key_range,
-    load_cells,
     load_far,
     load_rows,
     load_tails,
@@ -36,6 +36,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     region_of,
+    row_numbers,
     row_range,
     sizes_of,
     skewed,
@@ -128,16 +129,12 @@ def tile_gradient(
             seen = seen & there
         weights = tl.where(seen, weights, 0.0)
     if KIND.VALUES and not PREPARED:
-        reach = sizes.value_reach
         if REGION == 1:
-            lag = col - (row + sizes.q_start)
-            index = tl.minimum(tl.maximum(lag, -reach), reach)
-            index += place.r * (2 * reach + 1) + reach
-            if BY_KEYS:
-                if sizes.reach >= 0:  # always true, see near_bias
-                    d_weights += load_cells(d_mass.ptr + index, there, EVEN)
-            else:
-                d_weights += load_cells(d_mass.ptr + index, there, EVEN)
+            d_right = 0.0 if KIND.CAUSAL else d_mass.right
+            d_weights += row_numbers(
+                *(d_mass.ptr, place, there, d_mass.left, d_right),
+                *(sizes.value_reach, sizes.value_last, sizes, KIND, EVEN, BY_KEYS),
+            )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
             if REGION == 2:
@@ -241,7 +238,7 @@ def query_kernel(
     d_left_mass = 0.0
     d_right_mass = 0.0
     if KIND.VALUES:
-        d_mass_ptr += (bh * sizes.n_q + first_row) * (2 * sizes.value_reach + 1)
+        d_mass_ptr = mass_rows(d_mass_ptr, bh, first_row, sizes, KIND)
         of_head = table.ptr + h * table.stride_h
         d_left_mass, d_right_mass = mass_gradients(d_mass_ptr, of_head, d_tile, rows, sizes, KIND)
     if statistics.far_lse_delta is not None:
@@ -262,12 +259,12 @@ def query_kernel(
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
     d_band = gradients.d_band
     if d_band is not None:
-        d_band += (bh * sizes.n_q + first_row) * (2 * sizes.reach + 1)
+        d_band += (bh * sizes.n_q + first_row) * (gradients.last + 1)
     d_mass = MassGradient(d_mass_ptr, d_left_mass, d_right_mass)
     if KIND.VALUES:
         d_left, d_right = tl.expand_dims(d_left_mass, 1), tl.expand_dims(d_right_mass, 1)
         d_mass = MassGradient(d_mass_ptr, d_left, d_right)
-    of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
+    of_rows = QueryGradients(gradients.d_q, d_band, gradients.last, gradients.d_tails)
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
     sums = empty_sums(ROWS, KIND)
@@ -448,11 +445,11 @@ def summed_keys(
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)
         if gradients.d_band is not None and REGION == 1:
-            inside = within(lag, reach)
+            inside = within(lag, reach, gradients.last)
             if not TILE.EVEN:
                 inside = inside & (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
             zero = block - (first_row + sizes.q_start) + reach
-            cells = skewed(gradients.d_band, zero, r, c[None, :], 2 * reach + 1)
+            cells = skewed(gradients.d_band, zero, r, c[None, :], gradients.last)
             tl.store(cells, d_logits, mask=inside)
         d_row = imbalance
         if BALANCED:
@@ -501,7 +498,8 @@ def summed_keys(
 @triton.jit
 def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
     """Stores d_mass = d_out @ table^T for near tiles; returns those of the first and last lag."""
-    last = 2 * sizes.value_reach
+    LAGS: tl.constexpr = KIND.LAGS
+    last = sizes.value_last
     width = last + 1
     there = rows.there
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -509,14 +507,14 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
     d_right = tl.sum(d_out.to(tl.float32) * vector[None, :], 1)
     end = d_mass + rows.r * width
     tl.store(end + last, d_right, mask=there)
-    for start in tl.range(0, last, 32, num_stages=1):
-        lag = start + tl.arange(0, 32)
+    for start in tl.range(0, last, LAGS, num_stages=1):
+        lag = start + tl.arange(0, LAGS)
         vectors = tl.load(
             table + lag[:, None] * KIND.D_V + d_v[None, :],
             mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
-        part = tl.zeros([d_out.shape[0], 32], dtype=tl.float32)
+        part = tl.zeros([d_out.shape[0], LAGS], dtype=tl.float32)
         part = table_product(d_out, vectors, part, KIND)
         inside = there[:, None] & (lag < last)[None, :]
         tl.store(d_mass + rows.r[:, None] * width + lag[None, :], part, mask=inside)
@@ -661,7 +659,6 @@ def summed_rows(
     d_k, d_v = sums
     head = queries.head
     bh = queries.b * sizes.n_heads + queries.h
-    width = 2 * sizes.value_reach + 1
     start, stop = rows.near_stop, rows.high
     if REGION == 1:
         start, stop = rows.near_start, rows.near_stop
@@ -697,14 +694,8 @@ def summed_rows(
             tails = load_tails(bias, queries.b, queries.h, index[None, :], there[None, :], KIND)
         d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
         if KIND.VALUES and not PREPARED:
-            of_rows = statistics.d_mass + (bh * sizes.n_q + first_row) * width
-            end = of_rows + (r * width)[None, :]
-            left = 0.0
-            right = 0.0
-            if REGION == 0:
-                left = tl.load(end, mask=there[None, :], other=0.0)
-            if REGION == 2:
-                right = tl.load(end + (width - 1), mask=there[None, :], other=0.0)
+            of_rows = mass_rows(statistics.d_mass, bh, first_row, sizes, KIND)
+            left, right = end_gradients(of_rows, r[None, :], there[None, :], sizes)
             d_mass = MassGradient(of_rows, left, right)
         place = Place(block, r[None, :], keys.first, c)
         dropped, _, d_logits = tile_gradient(
@@ -731,6 +722,23 @@ def summed_rows(
     if STRIPED:
         tl.store(diagonals + stop, unfinished)
     return KeySums(d_k, d_v)
+
+
+@triton.jit
+def mass_rows(d_mass, bh, first_row, sizes, KIND: tl.constexpr):
+    """The address of a block of rows in the gradient of the masses."""
+    row = bh * sizes.n_q + first_row
+    if KIND.ALIGNED:
+        row = tl.multiple_of(row, 4)
+    return d_mass + ROW_MARGIN + row * (sizes.value_last + 1)
+
+
+@triton.jit
+def end_gradients(d_mass, r, there, sizes):
+    """The gradients of the masses at the table's two ends."""
+    end = d_mass + r * (sizes.value_last + 1)
+    left = tl.load(end, mask=there, other=0.0)
+    return left, tl.load(end + sizes.value_last, mask=there, other=0.0)
 
 
 @triton.jit

@@ -4,9 +4,7 @@ The laid-out band is in base 2. For a head it extends as far as a near tile can 
 tails beyond its reach and -inf outside the window. There are four copies, of which copy i begins
 at lag -edge - i. Row r of a tile looks its lags up in copy r % 4, where the first of them is at a
 multiple of four, so that one load brings four cells. The key kernel, whose tiles are transposed,
-has four copies in reverse. For a row the band extends one place beyond its reach on each side,
-where it holds the constant of the tail; the look-up is clipped to these places. Of a causal call it
-holds -inf at lags above 0.
+has four copies in reverse. The band of a row extends to its reach, or to lag 0 in a causal call.
 
 A curve has up to three parameter tensors (whence.lag.deferred says what they are). Kernels evaluate
 it through device functions of a head h and a block of lags, which they take as compile-time
@@ -32,6 +30,7 @@ from whence.kernels.fused.device.tile import (
     COPIES,
     COPY_MARGIN,
     LOG2E,
+    ROW_MARGIN,
     copy_length,
     reversed_edge,
     sizes_of,
@@ -133,7 +132,7 @@ def head_layout_kernel(
 
 @triton.jit(do_not_specialize=[*VARYING])
 def row_layout_kernel(
-    laid_out,  # float32 [b, h, q, 2 * reach + 3]
+    laid_out,  # float32 [b, h, q, lag], with ROW_MARGIN on both sides
     bias,
     numbers,
     n_q,
@@ -152,23 +151,14 @@ def row_layout_kernel(
     h = bh % sizes.n_heads
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     there = (row < sizes.n_q)[:, None]
-    width = 2 * sizes.reach + 3
-    left = tl.zeros([ROWS], dtype=tl.float32)
-    right = tl.zeros([ROWS], dtype=tl.float32)
-    if KIND.TAILS:
-        tails = bias.tails + b * bias.tail_b + h * bias.tail_h + row * bias.tail_q
-        left = tl.load(tails, mask=row < sizes.n_q, other=0.0)
-        right = tl.load(tails + 2 * bias.tail_kind, mask=row < sizes.n_q, other=0.0)
+    width = sizes.last + 1
     band = bias.band + b * bias.band_b + h * bias.band_h + row[:, None] * bias.band_q
     for start in range(0, width, BLOCK):
         place = (start + tl.arange(0, BLOCK))[None, :]
-        inside = (place > 0) & (place < width - 1)
-        cells = tl.load(band + (place - 1), mask=there & inside, other=0.0)
-        cells = tl.where(inside, cells, tl.where(place == 0, left[:, None], right[:, None]))
-        if KIND.CAUSAL:
-            cells = tl.where(place > sizes.reach + 1, float("-inf"), cells)
-        out = laid_out + (bh * sizes.n_q + row)[:, None] * width + place
-        tl.store(out, cells * LOG2E, mask=there & (place < width))
+        inside = there & (place < width)
+        cells = tl.load(band + place, mask=inside, other=0.0)
+        out = laid_out + ROW_MARGIN + (bh * sizes.n_q + row)[:, None] * width + place
+        tl.store(out, cells * LOG2E, mask=inside)
 
 
 class DeviceCurve(NamedTuple):

@@ -18,6 +18,8 @@ from whence.kernels.fused.device.backward import (
     STRIPE,
     MassGradient,
     Queries,
+    end_gradients,
+    mass_rows,
     stripe_length,
     tile_gradient,
 )
@@ -131,16 +133,18 @@ def band_kernel(
             first_row = row_block.to(tl.int64) * BLOCK
             tails = columns(load_tails(bias, b, h, rows, there, KIND), KIND)
             head = head_of(bias, visible, seed, b, h, sizes, KIND)
-            d_mass = statistics.d_mass
+            d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
             if KIND.VALUES:
-                d_mass += (first_of_head + first_row) * (2 * sizes.value_reach + 1)
+                of_rows = mass_rows(d_mass.ptr, b * sizes.n_heads + h, first_row, sizes, KIND)
+                left, right = end_gradients(of_rows, r[:, None], there[:, None], sizes)
+                d_mass = MassGradient(of_rows, left, right)
             _, _, d_logits = tile_gradient(
                 Queries(q_tile, d_tile, lse[:, None], delta[:, None]),
                 k_tile,
                 v_tile,
                 Place(first, r[:, None], first_key, r[None, :]),
                 head_from(head, first_row, rows, tails, sizes, KIND, False),
-                MassGradient(d_mass, 0.0, 0.0),  # no tile is far
+                d_mass,
                 sizes,
                 KIND,
                 1,

@@ -8,6 +8,7 @@ import triton.language as tl
 from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     LOG2E,
+    ROW_MARGIN,
     Place,
     RowBlock,
     Tails,
@@ -107,7 +108,7 @@ def forward_kernel(
     rows = RowBlock(block * ROWS, r, there, tails)
     mass = result.mass
     if KIND.VALUES:
-        mass += (bh * sizes.n_q + first_row) * (2 * sizes.value_reach + 1)
+        mass += (bh * sizes.n_q + first_row) * (sizes.value_last + 1)
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
     state = empty_softmax(ROWS, KIND)
     if KIND.FAR:
@@ -234,8 +235,9 @@ def attended(
                     right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
                 if KIND.DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
-                cells = skewed(mass, block - first + reach, r[:, None], c[None, :], 2 * reach + 1)
-                inside = within(lag, reach)
+                last = sizes.value_last
+                cells = skewed(mass, block - first + reach, r[:, None], c[None, :], last)
+                inside = within(lag, reach, last)
                 if KIND.RAW_BAND or not TILE.EVEN:  # in decoding a tile has rows that do not exist
                     inside = inside & there & (col < sizes.n_k)
                 tl.store(cells, logits, mask=inside)
@@ -290,15 +292,16 @@ def product_band(
 ):
     """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
 
-    The tails are the constants at the ends of the band, stored as the caller would give them, in
-    base e. There is an odd number of lags and a product takes 32 at a time, so the last lag is
-    computed by itself.
+    The tails are the constants at the ends of the table, stored as the caller would give them, in
+    base e. There is one lag more than a product takes in its steps, so the last lag is computed by
+    itself. In a causal call it is lag 0, else the right tail.
     """
+    LAGS: tl.constexpr = KIND.LAGS
     PIECE: tl.constexpr = 64 if D > 32 else 32
     stride = product.query.stride_n
     query = head_rows(product.query, b, h).ptr + first_row * stride
     factor = product.factor.ptr + h * product.factor.stride_h
-    last = 2 * sizes.reach
+    last = sizes.last
     left = tl.zeros(r.shape, dtype=tl.float32)
     right = tl.zeros(r.shape, dtype=tl.float32)
     for start in tl.static_range(0, D, PIECE):
@@ -317,17 +320,11 @@ def product_band(
     tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
     left *= LOG2E
     right *= LOG2E
-    beyond = right  # what the band holds beyond its reach
-    if KIND.CAUSAL:
-        beyond = tl.full(r.shape, float("-inf"), dtype=tl.float32)
-    band = bias.band + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
-    ends = band + r * bias.band_q
-    tl.store(ends, left, mask=there)
-    tl.store(ends + (last + 1), tl.where(last == 0, right, beyond), mask=there)
-    tl.store(ends + (last + 2), beyond, mask=there)
-    for lag_start in tl.range(0, last, 32, num_stages=1):
-        lag = lag_start + tl.arange(0, 32)
-        total = tl.zeros([r.shape[0], 32], dtype=tl.float32)
+    band = bias.band + ROW_MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
+    tl.store(band + r * bias.band_q + last, right, mask=there)
+    for lag_start in tl.range(0, last, LAGS, num_stages=1):
+        lag = lag_start + tl.arange(0, LAGS)
+        total = tl.zeros([r.shape[0], LAGS], dtype=tl.float32)
         for start in tl.static_range(0, D, PIECE):
             column = start + tl.arange(0, PIECE)[None, :]
             row = query + r[:, None] * stride + column
@@ -336,11 +333,8 @@ def product_band(
             entries = tl.load(entry, mask=(lag < last)[:, None] & (column < D), other=0.0)
             total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < last)[None, :]
-        cells = band + r[:, None] * bias.band_q + (1 + lag)[None, :]
-        total *= product.scale * LOG2E
-        if KIND.CAUSAL:
-            total = tl.where((lag > sizes.reach)[None, :], float("-inf"), total)
-        tl.store(cells, total, mask=inside)
+        cells = band + r[:, None] * bias.band_q + lag[None, :]
+        tl.store(cells, total * (product.scale * LOG2E), mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     return Tails(left, 0.0, right, 0.0)
 
@@ -361,11 +355,11 @@ def with_table(
     """out + mass @ table: the output with the part of the value table.
 
     At `mass` there are the logits that near tiles stored; the masses replace them. The mass of a
-    lag is the probability at that lag, and at the table's two ends also that of all lags beyond. A
-    table has an odd number of lags and a product takes 32 at a time, so the last lag is computed by
-    itself.
+    lag is the probability at that lag, and at the table's two ends also that of all lags beyond.
+    There is one lag more than a product takes in its steps, so the last lag is computed by itself.
     """
-    last = 2 * sizes.value_reach
+    LAGS: tl.constexpr = KIND.LAGS
+    last = sizes.value_last
     width = last + 1
     first = rows.first_row + sizes.q_start
     low = keys.low
@@ -375,15 +369,15 @@ def with_table(
     d_v = tl.arange(0, KIND.BLOCK_DV)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     cells = mass + r * width + last
-    col = first + r + sizes.value_reach
+    col = first + r + (last - sizes.value_reach)
     logits = tl.load(cells, mask=there & (col >= low) & (col < high), other=float("-inf"))
     last_mass = tl.exp2(logits - lse) / (1.0 - sizes.dropout) + right_mass
     last_mass += tl.where(last == 0, left_mass, 0.0)
     tl.store(cells, last_mass, mask=there)
     vector = tl.load(table + last * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
     out += last_mass[:, None] * vector[None, :]
-    for start in tl.range(0, last, 32, num_stages=1):
-        lag = start + tl.arange(0, 32)
+    for start in tl.range(0, last, LAGS, num_stages=1):
+        lag = start + tl.arange(0, LAGS)
         cols = first + r[:, None] + (lag - sizes.value_reach)[None, :]
         places = mass + r[:, None] * width + lag[None, :]
         inside = there[:, None] & (lag < last)[None, :]
@@ -396,5 +390,5 @@ def with_table(
             mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
-        out = tl.dot(masses, vectors, out, input_precision=KIND.EXACT)
+        out = tl.dot(masses, vectors, out, input_precision=KIND.PRECISION)
     return out

@@ -16,6 +16,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 RESIDUAL_SCALE = tl.constexpr(256.0)
 COPIES = tl.constexpr(4)  # copies of a head's laid-out band, and as many of its reverse (band.py)
 COPY_MARGIN = tl.constexpr(16)  # added to twice the edge, rounded down: the length of a copy
+# Numbers before and after a matrix [row, lag] that near tiles read (row_numbers): rows and keys of
+# the largest tile.
+ROW_MARGIN = tl.constexpr(272)
 
 
 class Tails(NamedTuple):
@@ -84,7 +87,9 @@ def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
         reach,
         edge,
         numbers.n_heads,
+        numbers.last,
         numbers.value_reach,
+        numbers.value_last,
         numbers.before,
         numbers.after,
         numbers.far_start,
@@ -150,6 +155,8 @@ def head_of(bias, visible, seed, b, h, sizes, KIND: tl.constexpr):
     band = 0
     if KIND.BAND:
         band = bias.band + b * bias.band_b + h * bias.band_h
+        if KIND.PER_ROW and not KIND.RAW_BAND:
+            band += ROW_MARGIN
     keys = 0
     if KIND.KEYS:
         keys = visible.keys + b * visible.keys_b
@@ -240,8 +247,8 @@ def region_of(keys, REGION: tl.constexpr):
 def masked_left(kind, region):
     """Whether the left end of the window is compared for, cell by cell; region 1 is near.
 
-    A band laid out for a head has both ends built in: it is -inf outside the window. One laid out
-    for a row has the right end built in if the call is causal.
+    A band laid out for a head has both ends built in: it is -inf outside the window. One of a row
+    has the right end built in if the call is causal.
     """
     built_in = kind.BAND and not kind.PER_ROW and not kind.RAW_BAND
     return kind.BEFORE and region < 2 and not (built_in and region == 1)
@@ -323,18 +330,52 @@ def far_line(
 
 
 @triton.jit
-def within(lag, reach):
-    """-reach <= lag <= reach, in one comparison."""
-    return (lag + reach).to(tl.uint32) <= (2 * reach).to(tl.uint32)
+def within(lag, reach, last):
+    """-reach <= lag <= last - reach, in one comparison."""
+    return (lag + reach).to(tl.uint32) <= last.to(tl.uint32)
 
 
 @triton.jit
-def skewed(ptr, zero, r, c, stride):
+def skewed(ptr, zero, r, c, last):
     """The address at which row r holds lag = c - r + const; `zero` is that of r = c = 0.
 
-    In a matrix [row, lag], a tile of [row, key] is a plain tile whose rows are `stride - 1` apart.
+    In a matrix [row, lag] with places 0 to `last` in a row, a tile of [row, key] is a plain tile
+    whose rows are `last` apart.
     """
-    return (ptr + zero + r * (stride - 1)) + c
+    return (ptr + zero + r * last) + c
+
+
+@triton.jit
+def row_numbers(
+    ptr,
+    place,
+    there,
+    left,  # the number of every lag below -reach, [m, 1]
+    right,  # ... and above reach
+    reach,
+    last,
+    sizes,
+    KIND: tl.constexpr,
+    EVEN: tl.constexpr,
+    BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
+):
+    """Numbers that belong to a row and a lag, for the cells of a near tile.
+
+    They lie in a matrix [row, lag] that begins at `ptr`, with lags from -reach on. A cell whose lag
+    is beyond them first gets a number of another row, or of the margin around the matrix.
+    """
+    ahead = place.first_key - (place.first_row + sizes.q_start)
+    lag = ahead + (place.c - place.r)
+    zero = ahead + reach
+    if KIND.ALIGNED:
+        zero = tl.multiple_of(zero, 4)
+    if BY_KEYS:  # several cells of a row in one load, and a transposition in shared memory
+        cells = skewed(ptr, zero, tl.trans(place.r), tl.trans(place.c), last)
+        numbers = tl.trans(load_cells(cells, tl.trans(there), EVEN))
+    else:
+        numbers = load_cells(skewed(ptr, zero, place.r, place.c, last), there, EVEN)
+    numbers = tl.where(lag < -reach, left, numbers)
+    return tl.where(lag > last - reach, right, numbers)
 
 
 @triton.jit
@@ -357,7 +398,7 @@ def near_bias(
     lag = ahead + (place.c - place.r)
     tails = head.tails
     if KIND.RAW_BAND:
-        inside = within(lag, sizes.reach)
+        inside = within(lag, sizes.reach, 2 * sizes.reach)
         index = lag + sizes.reach
         if KIND.PER_ROW:
             index += place.r * head.band_q
@@ -369,20 +410,17 @@ def near_bias(
                 line += slope * tl.abs(lag).to(tl.float32)
             bias = tl.where(inside, bias, line)
     elif KIND.PER_ROW:
-        edge = sizes.edge
-        index = tl.minimum(tl.maximum(lag, -edge), edge) + (place.r * head.band_q + edge)
-        if BY_KEYS:
-            # The condition always holds. Without it the compiler would load through shared
-            # memory, which is slow for the scattered cells of a row's own band.
-            bias = 0.0 * index.to(tl.float32)
-            if sizes.reach >= 0:
-                bias = load_cells(head.band + index, there, EVEN)
-        else:
-            bias = load_cells(head.band + index, there, EVEN)
+        left = tails.left
+        right = float("-inf") if KIND.CAUSAL else tails.right
         if KIND.SLOPES:
-            slope = tl.where(lag < 0, tails.left_slope, tails.right_slope)
-            slope *= tl.abs(lag).to(tl.float32)
-            bias += tl.where(within(lag, sizes.reach), 0.0, slope)
+            distance = tl.abs(lag).to(tl.float32)
+            left += tails.left_slope * distance
+            if not KIND.CAUSAL:
+                right += tails.right_slope * distance
+        bias = row_numbers(
+            *(head.band, place, there, left, right, sizes.reach, sizes.last),
+            *(sizes, KIND, EVEN, BY_KEYS),
+        )
     elif UNSTAGED:
         bias = tl.load(head.band + (ahead + sizes.edge) + (place.c - place.r))
     else:
