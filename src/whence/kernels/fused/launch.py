@@ -648,10 +648,7 @@ def _product_gradient(
         ADDED=added,
         WHOLE=width <= lags,
         CAUSAL=width < table.shape[1],
-        # Triton's interpreter multiplies bfloat16 wrongly.
-        PRECISION="ieee"
-        if plan.device.type == "cpu" and query.dtype == torch.bfloat16
-        else _precision(query),
+        PRECISION="ieee" if _misread(query) else _precision(query),
         STAGES=1,
     )
     return None if sums is None else _table_sum(plan, sums, table)
