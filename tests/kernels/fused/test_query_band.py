@@ -91,36 +91,31 @@ def test_the_band_is_the_product_between_its_margins(shape: str, dtype: torch.dt
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("poisoned")
-def test_its_gradients_are_two_products_with_the_tails_at_the_ends(
+def test_its_gradients_are_two_products(
     shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from whence.kernels.fused import launch
     from whence.kernels.fused.backend import Product, Wanted
-    from whence.kernels.fused.device.d_product import Seen
     from whence.kernels.fused.plan import Plan, slots_of
 
     q, table = factors(shape, dtype)
     monkeypatch.setattr(launch, "BUSY", 4)  # a run has several steps
-    d_band, d_tails = torch.randn(*q.shape[:3], table.shape[1]), torch.randn(4, *q.shape[:3])
-    d_tails[1::2] = torch.nan  # slopes, which it has not
+    d_band = torch.randn(*q.shape[:3], table.shape[1])
     whole = d_band.double()
-    whole[..., 0] += d_tails[0]
-    whole[..., -1] += d_tails[2]
     d_q = 0.3 * whole @ table.double()
     d_table = _summed(whole, q, table) * 0.3
     # To bfloat16 the interpreter cuts, and does not round.
-    everywhere = Seen(0, 2**30, 0, table.shape[1] - 1)
     rounding = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}[dtype]
 
     def gradients(d_q: Tensor | None, **wanted: bool) -> tuple[Tensor | None, ...]:
         """Of a query of its own, or, with d_q, of the attention's q, whose gradient that is."""
-        given = [d_band, d_tails, q, table, d_q]
-        d_band_slot, d_tails_slot, query, factor, into = slots_of(given)
+        given = [d_band, q, table, d_q]
+        d_band_slot, query, factor, into = slots_of(given)
         product = Product(0.3, query if d_q is None else None, factor)
         plan = Plan(q.device, len(given))
         found = launch._product_gradients(
-            *(plan, product, query, into, d_band_slot, d_tails_slot),
-            *(Wanted(True, True, **wanted), everywhere),
+            *(plan, product, query, into, d_band_slot),
+            *(Wanted(True, True, **wanted), None),
         )
         plan.returns(*found)
         return plan.run(given)
@@ -141,7 +136,7 @@ def test_its_gradients_are_two_products_with_the_tails_at_the_ends(
 
     given = [d_band, q, table]
     plan = Plan(q.device, len(given))
-    plan.returns(launch._table_gradient(plan, *slots_of(given), everywhere.last))
+    plan.returns(launch._table_gradient(plan, *slots_of(given)))
     (found_table,) = plan.run(given)
     wanted = _summed(d_band.double(), q, table)
     torch.testing.assert_close(found_table.double(), wanted, rtol=1e-6, atol=1e-4)

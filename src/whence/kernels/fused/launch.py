@@ -41,7 +41,7 @@ from whence.kernels.fused.device.band import (
 )
 from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
 from whence.kernels.fused.device.d_product import (
-    BandGradient,
+    ProductKind,
     Seen,
     product_gradient_kernel,
     table_sum_kernel,
@@ -184,7 +184,7 @@ def backward(
     tokens = call.kind.TOKENS
     d_table = None
     if inputs.table is not None:
-        d_table = _table_gradient(plan, kept.mass, d_out, inputs.table, call.sizes.value_last)
+        d_table = _table_gradient(plan, kept.mass, d_out, inputs.table)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
     d_last = call.sizes.last if product is not None else 2 * call.sizes.reach
@@ -192,7 +192,8 @@ def backward(
         # Cells that no tile touches are not written; of a product's band they are not read either.
         room = plan.zeros if product is None else plan.empty
         d_band = room((b, h, n_q, d_last + 1), torch.float32)
-    if inputs.tails is not None and wanted.tails:
+    ends = product is not None and d_band is not None
+    if inputs.tails is not None and wanted.tails and not ends:
         d_tails = plan.empty((4, b, h, n_q), torch.float32)
     if inputs.table is not None:
         d_mass = plan.empty(_with_margin(kept.mass.shape), torch.float32)
@@ -212,7 +213,9 @@ def backward(
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
-    balanced = d_tails is not None or (far is None and (inputs.table is not None or delicate))
+    balanced = (
+        ends or d_tails is not None or (far is None and (inputs.table is not None or delicate))
+    )
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
@@ -231,6 +234,7 @@ def backward(
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
         BALANCED=balanced,
         TWICE=balanced and n_q <= FEW_ROWS,
+        ENDS=ends,
         KEY_ROWS=by_keys.rows,
     )
     few_tokens = max(n_q, n_k) <= STRIPED and far is None
@@ -271,7 +275,7 @@ def backward(
     d_query = d_factor = None
     if product is not None:
         d_query, d_factor = _product_gradients(
-            plan, product, q, d_q, d_band, d_tails, wanted, _seen(call.sizes)
+            plan, product, q, d_q, d_band, wanted, _seen(call.sizes)
         )
     if product is not None or curve is not None:
         d_band = d_tails = None  # their gradients went on to the factors or parameters
@@ -574,9 +578,8 @@ def _product_gradients(
     q: Any,
     d_q: Any,
     d_band: Any,
-    d_tails: Any,
     wanted: Wanted,
-    seen: Seen,
+    seen: Seen | None,
 ) -> tuple[Any, Any]:
     """The gradients of a product's factors. If the query is q, its gradient is added to d_q."""
     query, table = product.query, product.table
@@ -589,8 +592,7 @@ def _product_gradients(
         d_query = plan.empty(query.shape, query.dtype, tokens=by_token(query))
     d_factor = _product_gradient(
         plan,
-        BandGradient(d_band, d_tails),
-        seen,
+        *(d_band, seen),
         *(source, table, product.scale, d_query if wanted.query else None),
         added=query is None,
         table_too=wanted.factor,
@@ -602,21 +604,20 @@ def _seen(sizes: a.Sizes) -> Seen:
     """The cells of a product's band that the query kernel may have written."""
     reach = sizes.reach
     first = 0 if sizes.before < 0 else max(0, reach - sizes.before)
-    return Seen(sizes.q_start - reach, sizes.n_k, first, sizes.last)
+    return Seen(sizes.q_start - reach, sizes.n_k, first, -1 if sizes.last == reach else sizes.last)
 
 
-def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any, last: int) -> Any:
+def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
     """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
-    gradient, everywhere = BandGradient(mass, None), Seen(0, 2**30, 0, last)
     return _product_gradient(
-        *(plan, gradient, everywhere, d_out, table, 1.0, None), added=False, table_too=True
+        *(plan, mass, None, d_out, table, 1.0, None), added=False, table_too=True
     )
 
 
 def _product_gradient(
     plan: Plan,
-    gradient: BandGradient,
-    seen: Seen,
+    gradient: Any,
+    seen: Seen | None,
     query: Any,
     table: Any,
     scale: float,
@@ -625,8 +626,11 @@ def _product_gradient(
     added: bool,
     table_too: bool,
 ) -> Any:
-    """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted."""
-    (b, h, n_q, d), width = query.shape, seen.last + 1
+    """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted.
+
+    Without `seen`, all cells of the band's gradient were written.
+    """
+    (b, h, n_q, d), width = query.shape, gradient.shape[-1]
     # The rows are divided into runs, as many as keep the GPU busy; a run takes several steps.
     tiles = _ceil(n_q, PRODUCT_ROWS)
     steps = _ceil(tiles, max(1, min(tiles, BUSY // (b * h))))
@@ -639,17 +643,19 @@ def _product_gradient(
         product_gradient_kernel,
         (runs, b * h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
         *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        *(h, n_q, *seen, steps, scale),
+        *(h, n_q, *(seen or Seen(0, 0, 0, 0)), steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
-        D=d,
-        PIECE=piece,
-        ROWS=PRODUCT_ROWS,
-        LAGS=lags,
-        ADDED=added,
-        WHOLE=width <= lags,
-        CAUSAL=width < table.shape[1],
-        PRECISION="ieee" if _misread(query) else _precision(query),
-        STAGES=1,
+        KIND=ProductKind(
+            LAST=width - 1,
+            D=d,
+            PIECE=piece,
+            ROWS=PRODUCT_ROWS,
+            LAGS=lags,
+            ADDED=added,
+            PARTLY=seen is not None,
+            EVEN=n_q % (PRODUCT_ROWS * steps) == 0,
+            PRECISION="ieee" if _misread(query) else _precision(query),
+        ),
     )
     return None if sums is None else _table_sum(plan, sums, table)
 

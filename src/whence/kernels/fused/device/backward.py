@@ -190,6 +190,7 @@ def query_kernel(
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,  # correct dS so that every row sums to zero
     TWICE: tl.constexpr,  # ... in this kernel too, by an additional first pass over the keys
+    ENDS: tl.constexpr,  # the tails are the ends of the band: their gradient goes there
     KEY_ROWS: tl.constexpr,  # rows of a far tile of the key kernel
 ):
     """One block of query rows (program 0) of one head (program 1).
@@ -205,7 +206,7 @@ def query_kernel(
     """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
-    TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
+    TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
     block = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
@@ -291,6 +292,7 @@ def query_kernel(
                     KIND,
                     TILE,
                     BALANCED,
+                    ENDS,
                     REGION,
                 )
     if BALANCED:
@@ -316,12 +318,18 @@ def query_kernel(
         if KIND.SLOPES:
             d_left_slope -= sums.imbalance * sums.left_distance
             d_right_slope -= sums.imbalance * sums.right_distance
-        kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
-        d_tails = gradients.d_tails + place
-        tl.store(d_tails, d_left, mask=there)
-        tl.store(d_tails + kind, d_left_slope, mask=there)
-        tl.store(d_tails + 2 * kind, d_right, mask=there)
-        tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
+        if ENDS:
+            end = d_band + r * (gradients.last + 1)
+            tl.store(end, d_left, mask=there)
+            if not KIND.CAUSAL:
+                tl.store(end + gradients.last, d_right, mask=there)
+        else:
+            kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
+            d_tails = gradients.d_tails + place
+            tl.store(d_tails, d_left, mask=there)
+            tl.store(d_tails + kind, d_left_slope, mask=there)
+            tl.store(d_tails + 2 * kind, d_right, mask=there)
+            tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
 
 
 @triton.jit
@@ -397,11 +405,12 @@ def summed_keys(
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,
+    ENDS: tl.constexpr,
     REGION: tl.constexpr,
 ):
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
-    TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
+    TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
     LEFT_REST: tl.constexpr = KIND.CAUSAL and not KIND.FAR  # see empty_sums
     (
         d_q,
@@ -416,7 +425,12 @@ def summed_keys(
         right_distance,
     ) = sums
     start, stop = region_of(keys, REGION)
-    reach = sizes.reach
+    reach = sizes.reach  # within it there is no tail
+    last = gradients.last
+    zero = reach  # the place of lag 0
+    if ENDS:
+        reach -= 1
+        last -= 1 if KIND.CAUSAL else 2
     c = tl.arange(0, BLOCK)
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -445,11 +459,11 @@ def summed_keys(
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)
         if gradients.d_band is not None and REGION == 1:
-            inside = within(lag, reach, gradients.last)
+            inside = within(lag, reach, last)
             if not TILE.EVEN:
                 inside = inside & (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
-            zero = block - (first_row + sizes.q_start) + reach
-            cells = skewed(gradients.d_band, zero, r, c[None, :], gradients.last)
+            first = block - (first_row + sizes.q_start) + zero
+            cells = skewed(gradients.d_band, first, r, c[None, :], gradients.last)
             tl.store(cells, d_logits, mask=inside)
         d_row = imbalance
         if BALANCED:

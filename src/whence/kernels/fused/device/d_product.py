@@ -12,47 +12,47 @@ import triton.language as tl
 from whence.kernels.fused.device.tile import head_rows
 
 
-class BandGradient(NamedTuple):
-    """The gradient of a band float32 [b, h, q, place] and of its tails [4, b, h, q], packed."""
-
-    d_band: Any
-    d_tails: Any  # None if the tails are not the ends of the band, or have no gradient
-
-
 class Seen(NamedTuple):
-    """The cells of a band's gradient that were written: their key exists and is in the window."""
+    """The cells of a band's gradient that were written: both ends, and visible keys between."""
 
     start: Any  # the key position of row 0 at place 0
     n_k: Any
-    first: Any  # the places in the window
-    last: Any
+    first: Any  # the first place in the window
+    right: Any  # the place of the right end, if there is one
 
 
 @triton.jit
-def gradient_tile(gradient, bh, row, place, n_q, seen, CAUSAL: tl.constexpr):
-    """A tile of the band's gradient, with those of the tails added at its ends."""
-    cell = bh * n_q + row.to(tl.int64)
-    there = row < n_q
-    key = (row + seen.start)[:, None] + place[None, :]
-    written = there[:, None] & (key >= 0) & (key < seen.n_k)
-    written = written & ((place >= seen.first) & (place <= seen.last))[None, :]
-    width = seen.last + 1
-    d_band = tl.load(
-        gradient.d_band + cell[:, None] * width + place[None, :], mask=written, other=0.0
-    )
-    if gradient.d_tails is not None:
-        left = tl.load(gradient.d_tails + cell, mask=there, other=0.0)
-        d_band += tl.where(place[None, :] == 0, left[:, None], 0.0)
-        if not CAUSAL:
-            kind = tl.num_programs(1).to(tl.int64) * n_q
-            right = tl.load(gradient.d_tails + 2 * kind + cell, mask=there, other=0.0)
-            d_band += tl.where(place[None, :] == width - 1, right[:, None], 0.0)
-    return d_band
+def gradient_tile(d_band, bh, first_row, r, place, n_q, seen, KIND: tl.constexpr):
+    """A tile of the band's gradient."""
+    WIDTH: tl.constexpr = KIND.LAST + 1
+    cells = d_band + (bh * n_q + first_row) * WIDTH + (r[:, None] * WIDTH + place)
+    written = place < WIDTH
+    if not KIND.EVEN:
+        written = written & (first_row + r < n_q)[:, None]
+    if KIND.PARTLY:
+        key = seen.start + first_row + (r[:, None] + place)
+        inner = (key.to(tl.uint32) < seen.n_k.to(tl.uint32)) & (place >= seen.first)
+        written = written & (inner | (place == 0) | (place == seen.right))
+    return tl.load(cells, mask=written, other=0.0)
 
 
-@triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "last", "steps"])
+class ProductKind(NamedTuple):
+    """The compile-time constants of a product's gradients."""
+
+    LAST: int  # the last place of a row of the band's gradient
+    D: int  # head size
+    PIECE: int  # columns of the head of one program
+    ROWS: int  # of one step
+    LAGS: int  # of one program
+    ADDED: bool  # d_query is added to what is there
+    PARTLY: bool  # some cells of the band's gradient were not written
+    EVEN: bool  # all rows of all steps exist
+    PRECISION: str
+
+
+@triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "right", "steps"])
 def product_gradient_kernel(
-    gradient,
+    gradient,  # float32 [b, h, q, place]: d_band, or the masses
     query,
     table,
     d_query,  # its address is None if it is not wanted
@@ -62,25 +62,23 @@ def product_gradient_kernel(
     start,  # see Seen
     n_k,
     first,
-    last,
+    right,
     steps,  # how many blocks of rows one program takes
     scale,
-    D: tl.constexpr,
-    PIECE: tl.constexpr,  # columns of the head of one program
-    ROWS: tl.constexpr,
-    LAGS: tl.constexpr,  # of one program
-    ADDED: tl.constexpr,  # d_query is added to what is there
-    WHOLE: tl.constexpr,  # LAGS holds all lags
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """A run of rows (program 0) of one head (program 1): some lags and some columns (program 2).
 
     The programs with the first block of lags also compute d_query, a sum over all lags.
     """
-    seen = Seen(start, n_k, first, last)
-    width = last + 1
+    seen = Seen(start, n_k, first, right)
+    D: tl.constexpr = KIND.D
+    PIECE: tl.constexpr = KIND.PIECE
+    ROWS: tl.constexpr = KIND.ROWS
+    LAGS: tl.constexpr = KIND.LAGS
+    PRECISION: tl.constexpr = KIND.PRECISION
+    WIDTH: tl.constexpr = KIND.LAST + 1
+    WHOLE: tl.constexpr = WIDTH <= LAGS
     bh = tl.program_id(1).to(tl.int64)
     b = bh // n_heads
     h = bh % n_heads
@@ -90,17 +88,21 @@ def product_gradient_kernel(
     on_d = (d < D)[None, :]
     lag = lag_block * LAGS + tl.arange(0, LAGS)
     source = head_rows(query, b, h).ptr + d[None, :]
-    total = tl.zeros([LAGS, PIECE], dtype=tl.float32)
+    total = tl.zeros([PIECE, LAGS], dtype=tl.float32)
     if d_query.ptr is not None:
         target = head_rows(d_query, b, h).ptr + d[None, :]
         factor = table.ptr + h * table.stride_h + d[None, :]
         if WHOLE:
-            on_table = (lag < width)[:, None] & on_d
+            on_table = (lag < WIDTH)[:, None] & on_d
             vectors = tl.load(factor + lag[:, None] * D, mask=on_table, other=0.0)
-    for step in tl.range(0, steps, num_stages=STAGES):
-        row = (tl.program_id(0) * steps + step) * ROWS + tl.arange(0, ROWS)
-        there = (row < n_q)[:, None] & on_d
-        d_band = gradient_tile(gradient, bh, row, lag, n_q, seen, CAUSAL)
+    r = tl.arange(0, ROWS)
+    for step in tl.range(0, steps, num_stages=1):
+        first_row = (tl.program_id(0) * steps + step) * ROWS
+        row = first_row + r
+        there = on_d
+        if not KIND.EVEN:
+            there = there & (row < n_q)[:, None]
+        d_band = gradient_tile(gradient, bh, first_row, r, lag[None, :], n_q, seen, KIND)
         if sums is not None:
             place = source + row.to(tl.int64)[:, None] * query.stride_n
             rows = tl.load(place, mask=there, other=0.0)
@@ -110,8 +112,8 @@ def product_gradient_kernel(
             else:  # two products, of leading and lower digits
                 leading = d_band.to(rows.dtype)
                 lower = (d_band - leading.to(tl.float32)).to(rows.dtype)
-                total = tl.dot(tl.trans(lower), rows, total)
-            total = tl.dot(tl.trans(leading), rows, total, input_precision=PRECISION)
+                total = tl.dot(tl.trans(rows), lower, total)
+            total = tl.dot(tl.trans(rows), leading, total, input_precision=PRECISION)
         if d_query.ptr is not None:
             cells = target + row.to(tl.int64)[:, None] * d_query.stride_n
             if lag_block == 0:
@@ -119,21 +121,23 @@ def product_gradient_kernel(
                 if WHOLE:
                     d_rows = tl.dot(d_band, vectors, d_rows, input_precision=PRECISION)
                 else:
-                    for other in tl.range(0, width, LAGS, num_stages=1):
+                    for other in tl.range(0, WIDTH, LAGS, num_stages=1):
                         each = other + tl.arange(0, LAGS)
-                        d_each = gradient_tile(gradient, bh, row, each, n_q, seen, CAUSAL)
-                        on_table = (each < width)[:, None] & on_d
+                        d_each = gradient_tile(
+                            gradient, bh, first_row, r, each[None, :], n_q, seen, KIND
+                        )
+                        on_table = (each < WIDTH)[:, None] & on_d
                         part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
                         d_rows = tl.dot(d_each, part, d_rows, input_precision=PRECISION)
                 d_rows *= scale
-                if ADDED:
+                if KIND.ADDED:
                     d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)
                 tl.store(cells, d_rows.to(d_query.ptr.dtype.element_ty), mask=there)
     if sums is not None:
         run = (b * tl.num_programs(0) + tl.program_id(0)) * n_heads + h
-        out = sums + run * width * D
-        on_part = (lag < width)[:, None] & on_d
-        tl.store(out + lag[:, None] * D + d[None, :], total * scale, mask=on_part)
+        out = sums + run * WIDTH * D
+        on_part = (lag < WIDTH)[:, None] & on_d
+        tl.store(out + lag[:, None] * D + d[None, :], tl.trans(total) * scale, mask=on_part)
 
 
 @triton.jit(do_not_specialize=["parts", "last"])
