@@ -187,7 +187,7 @@ def backward(
         d_table = _table_gradient(plan, kept.mass, d_out, inputs.table)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
-    d_last = call.sizes.last if product is not None else 2 * call.sizes.reach
+    d_last = call.kind.LAST if product is not None else 2 * call.sizes.reach
     if call.band_shape is not None and wanted.band and (call.band_shape[2] > 1 or n_q == 1):
         # Cells that no tile touches are not written; of a product's band they are not read either.
         room = plan.zeros if product is None else plan.empty
@@ -224,7 +224,7 @@ def backward(
         *(call.q, call.k, call.v, d_rows),
         a.Output(kept.out, kept.out_residual, kept.lse, None),
         *(call.bias, call.visible, call.seed, call.table, call.far),
-        a.QueryGradients(d_q, d_band, d_last, d_tails),
+        a.QueryGradients(d_q, d_band, d_tails),
         statistics,
         *a.scalars(call.sizes),
         warps=by_rows.warps,
@@ -234,6 +234,7 @@ def backward(
         TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
         BALANCED=balanced,
         TWICE=balanced and n_q <= FEW_ROWS,
+        D_LAST=0 if d_band is None else d_last,
         ENDS=ends,
         KEY_ROWS=by_keys.rows,
     )
@@ -275,7 +276,7 @@ def backward(
     d_query = d_factor = None
     if product is not None:
         d_query, d_factor = _product_gradients(
-            plan, product, q, d_q, d_band, wanted, _seen(call.sizes)
+            plan, product, q, d_q, d_band, wanted, _seen(call.sizes, d_last)
         )
     if product is not None or curve is not None:
         d_band = d_tails = None  # their gradients went on to the factors or parameters
@@ -600,11 +601,11 @@ def _product_gradients(
     return d_query if query is not None and wanted.query else None, d_factor
 
 
-def _seen(sizes: a.Sizes) -> Seen:
+def _seen(sizes: a.Sizes, last: int) -> Seen:
     """The cells of a product's band that the query kernel may have written."""
     reach = sizes.reach
     first = 0 if sizes.before < 0 else max(0, reach - sizes.before)
-    return Seen(sizes.q_start - reach, sizes.n_k, first, -1 if sizes.last == reach else sizes.last)
+    return Seen(sizes.q_start - reach, sizes.n_k, first, -1 if last == reach else last)
 
 
 def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
@@ -727,6 +728,8 @@ def _call(
         FAR=far is not None,
         TOKENS=by_token(q),
         PRECISION=_precision(q),
+        LAST=last if per_row else 0,
+        VALUE_LAST=value_last,
         LAGS=max(16, min(32, _power_of_two(max(last, value_last, 1)))),
     )
     sizes = a.Sizes(
@@ -736,9 +739,7 @@ def _call(
         reach=reach,
         edge=_edge(band, numbers.q_start, raw_band or per_row),
         n_heads=h,
-        last=last,
         value_reach=value_reach,
-        value_last=value_last,
         before=numbers.before,
         after=numbers.after,
         far_start=0 if far is None else far.start,

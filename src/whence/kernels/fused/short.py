@@ -259,9 +259,7 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
         reach=0 if band is None else band.shape[-1] // 2,
         edge=0 if call.band is None else _edge(call),
         n_heads=q.shape[1],
-        last=0,
         value_reach=0,
-        value_last=0,
         before=numbers.before,
         after=numbers.after,
         far_start=0,
@@ -299,6 +297,8 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         FAR=False,
         TOKENS=tokens,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        LAST=0,
+        VALUE_LAST=0,
         LAGS=0,
     )
 

@@ -115,7 +115,6 @@ class QueryGradients(NamedTuple):
 
     d_q: Any  # [b, h, q, d]
     d_band: Any  # float32 [b, h, q, lag], of a band that belongs to a row
-    last: Any  # the last place of a row of d_band
     d_tails: Any  # float32 [4, b, h, q]
 
 
@@ -131,9 +130,7 @@ class Numbers(NamedTuple):
     """The numbers of a call that do not change with the lengths of its sequences."""
 
     n_heads: Any
-    last: Any  # the last place of a row's own band, that of lag `reach`, or of lag 0 if causal
     value_reach: Any  # the largest |lag| in the value table
-    value_last: Any  # the last place of a row of masses, likewise
     before: Any  # the window: a query sees -before <= lag <= after
     after: Any
     far_start: Any  # the |lag| from which a plain kernel attends
@@ -154,9 +151,7 @@ class Sizes(NamedTuple):
     reach: Any  # the largest |lag| in the band
     edge: Any  # the largest |lag| in the laid-out band
     n_heads: Any
-    last: Any
     value_reach: Any
-    value_last: Any
     before: Any
     after: Any
     far_start: Any
@@ -200,6 +195,8 @@ class Kind(NamedTuple):
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
+    LAST: int  # the last place of a row's own band: that of lag `reach`, or of lag 0 if causal
+    VALUE_LAST: int  # the last place of a row of masses, likewise
     LAGS: int  # lags in one step of a product with a table
 
 

@@ -133,7 +133,7 @@ def tile_gradient(
             d_right = 0.0 if KIND.CAUSAL else d_mass.right
             d_weights += row_numbers(
                 *(d_mass.ptr, place, there, d_mass.left, d_right),
-                *(sizes.value_reach, sizes.value_last, sizes, KIND, EVEN, BY_KEYS),
+                *(sizes.value_reach, KIND.VALUE_LAST, sizes, KIND, EVEN, BY_KEYS),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
@@ -190,6 +190,7 @@ def query_kernel(
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,  # correct dS so that every row sums to zero
     TWICE: tl.constexpr,  # ... in this kernel too, by an additional first pass over the keys
+    D_LAST: tl.constexpr,  # the last place of a row of d_band
     ENDS: tl.constexpr,  # the tails are the ends of the band: their gradient goes there
     KEY_ROWS: tl.constexpr,  # rows of a far tile of the key kernel
 ):
@@ -260,12 +261,12 @@ def query_kernel(
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
     d_band = gradients.d_band
     if d_band is not None:
-        d_band += (bh * sizes.n_q + first_row) * (gradients.last + 1)
+        d_band += (bh * sizes.n_q + first_row) * (D_LAST + 1)
     d_mass = MassGradient(d_mass_ptr, d_left_mass, d_right_mass)
     if KIND.VALUES:
         d_left, d_right = tl.expand_dims(d_left_mass, 1), tl.expand_dims(d_right_mass, 1)
         d_mass = MassGradient(d_mass_ptr, d_left, d_right)
-    of_rows = QueryGradients(gradients.d_q, d_band, gradients.last, gradients.d_tails)
+    of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
     sums = empty_sums(ROWS, KIND)
@@ -292,6 +293,7 @@ def query_kernel(
                     KIND,
                     TILE,
                     BALANCED,
+                    D_LAST,
                     ENDS,
                     REGION,
                 )
@@ -319,10 +321,10 @@ def query_kernel(
             d_left_slope -= sums.imbalance * sums.left_distance
             d_right_slope -= sums.imbalance * sums.right_distance
         if ENDS:
-            end = d_band + r * (gradients.last + 1)
+            end = d_band + r * (D_LAST + 1)
             tl.store(end, d_left, mask=there)
             if not KIND.CAUSAL:
-                tl.store(end + gradients.last, d_right, mask=there)
+                tl.store(end + D_LAST, d_right, mask=there)
         else:
             kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
             d_tails = gradients.d_tails + place
@@ -405,6 +407,7 @@ def summed_keys(
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,
+    D_LAST: tl.constexpr,
     ENDS: tl.constexpr,
     REGION: tl.constexpr,
 ):
@@ -426,11 +429,10 @@ def summed_keys(
     ) = sums
     start, stop = region_of(keys, REGION)
     reach = sizes.reach  # within it there is no tail
-    last = gradients.last
+    last: tl.constexpr = D_LAST - ENDS * (1 if KIND.CAUSAL else 2)
     zero = reach  # the place of lag 0
     if ENDS:
         reach -= 1
-        last -= 1 if KIND.CAUSAL else 2
     c = tl.arange(0, BLOCK)
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -463,7 +465,7 @@ def summed_keys(
             if not TILE.EVEN:
                 inside = inside & (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
             first = block - (first_row + sizes.q_start) + zero
-            cells = skewed(gradients.d_band, first, r, c[None, :], gradients.last)
+            cells = skewed(gradients.d_band, first, r, c[None, :], D_LAST)
             tl.store(cells, d_logits, mask=inside)
         d_row = imbalance
         if BALANCED:
@@ -513,7 +515,7 @@ def summed_keys(
 def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
     """Stores d_mass = d_out @ table^T for near tiles; returns those of the first and last lag."""
     LAGS: tl.constexpr = KIND.LAGS
-    last = sizes.value_last
+    last: tl.constexpr = KIND.VALUE_LAST
     width = last + 1
     there = rows.there
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -709,7 +711,7 @@ def summed_rows(
         d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
         if KIND.VALUES and not PREPARED:
             of_rows = mass_rows(statistics.d_mass, bh, first_row, sizes, KIND)
-            left, right = end_gradients(of_rows, r[None, :], there[None, :], sizes)
+            left, right = end_gradients(of_rows, r[None, :], there[None, :], KIND)
             d_mass = MassGradient(of_rows, left, right)
         place = Place(block, r[None, :], keys.first, c)
         dropped, _, d_logits = tile_gradient(
@@ -744,15 +746,15 @@ def mass_rows(d_mass, bh, first_row, sizes, KIND: tl.constexpr):
     row = bh * sizes.n_q + first_row
     if KIND.ALIGNED:
         row = tl.multiple_of(row, 4)
-    return d_mass + ROW_MARGIN + row * (sizes.value_last + 1)
+    return d_mass + ROW_MARGIN + row * (KIND.VALUE_LAST + 1)
 
 
 @triton.jit
-def end_gradients(d_mass, r, there, sizes):
+def end_gradients(d_mass, r, there, KIND: tl.constexpr):
     """The gradients of the masses at the table's two ends."""
-    end = d_mass + r * (sizes.value_last + 1)
+    end = d_mass + r * (KIND.VALUE_LAST + 1)
     left = tl.load(end, mask=there, other=0.0)
-    return left, tl.load(end + sizes.value_last, mask=there, other=0.0)
+    return left, tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
 
 
 @triton.jit

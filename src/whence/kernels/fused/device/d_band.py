@@ -136,7 +136,7 @@ def band_kernel(
             d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
             if KIND.VALUES:
                 of_rows = mass_rows(d_mass.ptr, b * sizes.n_heads + h, first_row, sizes, KIND)
-                left, right = end_gradients(of_rows, r[:, None], there[:, None], sizes)
+                left, right = end_gradients(of_rows, r[:, None], there[:, None], KIND)
                 d_mass = MassGradient(of_rows, left, right)
             _, _, d_logits = tile_gradient(
                 Queries(q_tile, d_tile, lse[:, None], delta[:, None]),

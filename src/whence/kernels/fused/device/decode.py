@@ -80,7 +80,7 @@ def share_kernel(
             near_reach = tl.minimum(near_reach, tl.max(tl.load(bias.extent + h), 0))
     if KIND.VALUES:
         near_reach = tl.maximum(near_reach, sizes.value_reach)
-        mass += ((b * sizes.n_heads + h) * n_q * (sizes.value_last + 1))[:, None]
+        mass += ((b * sizes.n_heads + h) * n_q * (KIND.VALUE_LAST + 1))[:, None]
     tails = load_tails(bias, b, h, row, there, KIND)
     seen = visible.keys
     if KIND.KEYS:
@@ -183,7 +183,7 @@ def merge_kernel(
         right = tl.load(sums.state + place * 4 + 3, mask=s < shares, other=0.0)
         left = tl.sum(weight * left, 0) / safe
         right = tl.sum(weight * right, 0) / safe
-        width = sizes.value_last + 1
+        width = KIND.VALUE_LAST + 1
         position = sizes.q_start + row.to(tl.int32)
         low, high = sizes.n_k * 0, sizes.n_k
         if KIND.BEFORE:

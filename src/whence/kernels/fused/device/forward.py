@@ -108,7 +108,7 @@ def forward_kernel(
     rows = RowBlock(block * ROWS, r, there, tails)
     mass = result.mass
     if KIND.VALUES:
-        mass += (bh * sizes.n_q + first_row) * (sizes.value_last + 1)
+        mass += (bh * sizes.n_q + first_row) * (KIND.VALUE_LAST + 1)
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
     state = empty_softmax(ROWS, KIND)
     if KIND.FAR:
@@ -235,7 +235,7 @@ def attended(
                     right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
                 if KIND.DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
-                last = sizes.value_last
+                last: tl.constexpr = KIND.VALUE_LAST
                 cells = skewed(mass, block - first + reach, r[:, None], c[None, :], last)
                 inside = within(lag, reach, last)
                 if KIND.RAW_BAND or not TILE.EVEN:  # in decoding a tile has rows that do not exist
@@ -301,7 +301,7 @@ def product_band(
     stride = product.query.stride_n
     query = head_rows(product.query, b, h).ptr + first_row * stride
     factor = product.factor.ptr + h * product.factor.stride_h
-    last = sizes.last
+    last: tl.constexpr = KIND.LAST
     left = tl.zeros(r.shape, dtype=tl.float32)
     right = tl.zeros(r.shape, dtype=tl.float32)
     for start in tl.static_range(0, D, PIECE):
@@ -359,7 +359,7 @@ def with_table(
     There is one lag more than a product takes in its steps, so the last lag is computed by itself.
     """
     LAGS: tl.constexpr = KIND.LAGS
-    last = sizes.value_last
+    last: tl.constexpr = KIND.VALUE_LAST
     width = last + 1
     first = rows.first_row + sizes.q_start
     low = keys.low

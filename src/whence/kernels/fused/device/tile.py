@@ -87,9 +87,7 @@ def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
         reach,
         edge,
         numbers.n_heads,
-        numbers.last,
         numbers.value_reach,
-        numbers.value_last,
         numbers.before,
         numbers.after,
         numbers.far_start,
@@ -332,17 +330,17 @@ def far_line(
 @triton.jit
 def within(lag, reach, last):
     """-reach <= lag <= last - reach, in one comparison."""
-    return (lag + reach).to(tl.uint32) <= last.to(tl.uint32)
+    return (lag + reach).to(tl.uint32) <= (last + 0 * reach).to(tl.uint32)
 
 
 @triton.jit
-def skewed(ptr, zero, r, c, last):
+def skewed(ptr, zero, r, c, LAST: tl.constexpr):
     """The address at which row r holds lag = c - r + const; `zero` is that of r = c = 0.
 
-    In a matrix [row, lag] with places 0 to `last` in a row, a tile of [row, key] is a plain tile
-    whose rows are `last` apart.
+    In a matrix [row, lag] with places 0 to LAST in a row, a tile of [row, key] is a plain tile
+    whose rows are LAST apart.
     """
-    return (ptr + zero + r * last) + c
+    return (ptr + zero) + (r * LAST + c)
 
 
 @triton.jit
@@ -353,7 +351,7 @@ def row_numbers(
     left,  # the number of every lag below -reach, [m, 1]
     right,  # ... and above reach
     reach,
-    last,
+    LAST: tl.constexpr,
     sizes,
     KIND: tl.constexpr,
     EVEN: tl.constexpr,
@@ -370,12 +368,12 @@ def row_numbers(
     if KIND.ALIGNED:
         zero = tl.multiple_of(zero, 4)
     if BY_KEYS:  # several cells of a row in one load, and a transposition in shared memory
-        cells = skewed(ptr, zero, tl.trans(place.r), tl.trans(place.c), last)
+        cells = skewed(ptr, zero, tl.trans(place.r), tl.trans(place.c), LAST)
         numbers = tl.trans(load_cells(cells, tl.trans(there), EVEN))
     else:
-        numbers = load_cells(skewed(ptr, zero, place.r, place.c, last), there, EVEN)
+        numbers = load_cells(skewed(ptr, zero, place.r, place.c, LAST), there, EVEN)
     numbers = tl.where(lag < -reach, left, numbers)
-    return tl.where(lag > last - reach, right, numbers)
+    return tl.where(lag > LAST - reach, right, numbers)
 
 
 @triton.jit
@@ -418,7 +416,7 @@ def near_bias(
             if not KIND.CAUSAL:
                 right += tails.right_slope * distance
         bias = row_numbers(
-            *(head.band, place, there, left, right, sizes.reach, sizes.last),
+            *(head.band, place, there, left, right, sizes.reach, KIND.LAST),
             *(sizes, KIND, EVEN, BY_KEYS),
         )
     elif UNSTAGED:
