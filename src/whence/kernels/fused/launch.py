@@ -728,6 +728,7 @@ def _call(
         FAR=far is not None,
         TOKENS=by_token(q),
         PRECISION=_precision(q),
+        ENDS=product is not None,
         LAST=last if per_row else 0,
         VALUE_LAST=value_last,
         LAGS=max(16, min(32, _power_of_two(max(last, value_last, 1)))),

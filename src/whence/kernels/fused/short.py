@@ -297,6 +297,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         FAR=False,
         TOKENS=tokens,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        ENDS=False,
         LAST=0,
         VALUE_LAST=0,
         LAGS=0,

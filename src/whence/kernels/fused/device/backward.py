@@ -20,6 +20,7 @@ from whence.kernels.fused.device.tile import (
     Head,
     Place,
     RowBlock,
+    between_ends,
     columns,
     dropout_factor,
     far_line,
@@ -35,6 +36,7 @@ from whence.kernels.fused.device.tile import (
     near_bias,
     near_reach_of,
     packed_row,
+    reach_of,
     region_of,
     row_numbers,
     row_range,
@@ -132,8 +134,8 @@ def tile_gradient(
         if REGION == 1:
             d_right = 0.0 if KIND.CAUSAL else d_mass.right
             d_weights += row_numbers(
-                *(d_mass.ptr, place, there, d_mass.left, d_right),
-                *(sizes.value_reach, KIND.VALUE_LAST, sizes, KIND, EVEN, BY_KEYS),
+                *(d_mass.ptr, place, there, d_mass.left, d_right, sizes),
+                *(KIND.VALUE_LAST, True, KIND, EVEN, BY_KEYS),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
@@ -429,10 +431,8 @@ def summed_keys(
     ) = sums
     start, stop = region_of(keys, REGION)
     reach = sizes.reach  # within it there is no tail
-    last: tl.constexpr = D_LAST - ENDS * (1 if KIND.CAUSAL else 2)
-    zero = reach  # the place of lag 0
     if ENDS:
-        reach -= 1
+        reach = reach_of(D_LAST, KIND.CAUSAL) - 1
     c = tl.arange(0, BLOCK)
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -461,11 +461,13 @@ def summed_keys(
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)
         if gradients.d_band is not None and REGION == 1:
-            inside = within(lag, reach, last)
+            inside = within(lag, sizes.reach, D_LAST)
+            if ENDS:
+                inside = between_ends(lag, D_LAST, KIND.CAUSAL)
             if not TILE.EVEN:
                 inside = inside & (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
-            first = block - (first_row + sizes.q_start) + zero
-            cells = skewed(gradients.d_band, first, r, c[None, :], D_LAST)
+            zero = block - (first_row + sizes.q_start) + sizes.reach
+            cells = skewed(gradients.d_band, zero, r, c[None, :], D_LAST)
             tl.store(cells, d_logits, mask=inside)
         d_row = imbalance
         if BALANCED:
@@ -513,29 +515,35 @@ def summed_keys(
 
 @triton.jit
 def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
-    """Stores d_mass = d_out @ table^T for near tiles; returns those of the first and last lag."""
+    """Stores d_mass = d_out @ table^T; returns those of the table's two ends."""
     LAGS: tl.constexpr = KIND.LAGS
-    last: tl.constexpr = KIND.VALUE_LAST
-    width = last + 1
+    LAST: tl.constexpr = KIND.VALUE_LAST
     there = rows.there
     d_v = tl.arange(0, KIND.BLOCK_DV)
-    vector = tl.load(table + last * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
-    d_right = tl.sum(d_out.to(tl.float32) * vector[None, :], 1)
-    end = d_mass + rows.r * width
-    tl.store(end + last, d_right, mask=there)
-    for start in tl.range(0, last, LAGS, num_stages=1):
+    whole = d_out.to(tl.float32)
+    vector = tl.load(table + d_v, mask=d_v < KIND.D_V, other=0.0)
+    d_left = tl.sum(whole * vector[None, :], 1)
+    d_right = d_left
+    end = d_mass + rows.r * (LAST + 1)
+    tl.store(end, d_left, mask=there)
+    if LAST > 0 and not KIND.CAUSAL:
+        vector = tl.load(table + LAST * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
+        d_right = tl.sum(whole * vector[None, :], 1)
+        tl.store(end + LAST, d_right, mask=there)
+    STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
+    for start in tl.range(1, STOP, LAGS, num_stages=1):
         lag = start + tl.arange(0, LAGS)
         vectors = tl.load(
             table + lag[:, None] * KIND.D_V + d_v[None, :],
-            mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
+            mask=(lag < STOP)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
         part = tl.zeros([d_out.shape[0], LAGS], dtype=tl.float32)
         part = table_product(d_out, vectors, part, KIND)
-        inside = there[:, None] & (lag < last)[None, :]
-        tl.store(d_mass + rows.r[:, None] * width + lag[None, :], part, mask=inside)
+        inside = there[:, None] & (lag < STOP)[None, :]
+        tl.store(d_mass + (rows.r[:, None] * (LAST + 1) + lag[None, :]), part, mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    return tl.load(end, mask=there, other=0.0), d_right
+    return d_left, d_right
 
 
 class KeyBlock(NamedTuple):

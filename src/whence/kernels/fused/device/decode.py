@@ -13,6 +13,7 @@ from whence.kernels.fused.device.tile import (
     Head,
     Range,
     RowBlock,
+    between_ends,
     columns,
     head_rows,
     load_tails,
@@ -195,7 +196,8 @@ def merge_kernel(
             lag = start + tl.arange(0, 32)
             col = position + lag - sizes.value_reach
             cells = result.mass + bhq * width + lag
-            there = (lag < width) & (col >= low) & (col < high)
+            there = between_ends(lag - sizes.value_reach, KIND.VALUE_LAST, KIND.CAUSAL)
+            there = there & (col >= low) & (col < high)
             mass = tl.exp2(tl.load(cells, mask=there, other=float("-inf")) - lse)
             tl.debug_barrier()  # threads read a cell before one of them overwrites it
             mass += tl.where(lag == 0, left, 0.0) + tl.where(lag == width - 1, right, 0.0)

@@ -12,6 +12,7 @@ from whence.kernels.fused.device.tile import (
     Place,
     RowBlock,
     Tails,
+    between_ends,
     columns,
     dropout_factor,
     far_line,
@@ -19,6 +20,7 @@ from whence.kernels.fused.device.tile import (
     head_of,
     head_rows,
     key_range,
+    left_end,
     load_far,
     load_rows,
     load_tails,
@@ -28,12 +30,12 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     region_of,
+    right_end,
     rounding_residual,
     sizes_of,
     skewed,
     table_product,
     visible_cells,
-    within,
 )
 
 
@@ -129,6 +131,8 @@ def forward_kernel(
         of_head = table.ptr + h * table.stride_h
         left_mass = state.left_mass / shares
         right_mass = state.right_mass / shares
+        if left_is_rest(KIND):
+            left_mass = tl.where(state.total == 0.0, 0.0, 1.0)
         out = with_table(out, mass, of_head, lse, left_mass, right_mass, rows, keys, sizes, KIND)
     tl.store(result.lse + bh * sizes.n_q + row, lse, mask=there)
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
@@ -139,6 +143,12 @@ def forward_kernel(
     if result.residual is not None:
         residual = rounding_residual(out, rounded).to(result.residual.dtype.element_ty)
         tl.store(result.residual + cells, residual, mask=on_out)
+
+
+@triton.constexpr_function
+def left_is_rest(kind):
+    """Whether the mass at the left end is found as what is left of 1 by the lags that follow it."""
+    return kind.CAUSAL and not kind.DROPOUT and not kind.RAW_BAND
 
 
 @triton.jit
@@ -221,23 +231,27 @@ def attended(
             if KIND.VALUES and REGION != 1:
                 weight = tl.sum(weights, 1)
         if KIND.VALUES:
-            left_mass = left_mass * shrink
-            right_mass = right_mass * shrink
-            if REGION == 0:
-                left_mass += weight
-            if REGION == 2:
-                right_mass += weight
+            lag = col - (row + sizes.q_start)
+            if not left_is_rest(KIND):
+                left_mass = left_mass * shrink
+                if REGION == 0:
+                    left_mass += weight
+                if REGION == 1:
+                    in_left = lag <= left_end(KIND.VALUE_LAST, KIND.CAUSAL, True)
+                    left_mass += tl.sum(tl.where(in_left, weights, 0.0), 1)
+            if not KIND.CAUSAL:
+                right_mass = right_mass * shrink
+                if REGION == 2:
+                    right_mass += weight
+                if REGION == 1:
+                    in_right = lag >= right_end(KIND.VALUE_LAST, KIND.CAUSAL, True)
+                    right_mass += tl.sum(tl.where(in_right, weights, 0.0), 1)
             if REGION == 1:
-                reach = sizes.value_reach
-                lag = col - (row + sizes.q_start)
-                left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
-                if not KIND.CAUSAL:
-                    right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
                 if KIND.DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
-                last: tl.constexpr = KIND.VALUE_LAST
-                cells = skewed(mass, block - first + reach, r[:, None], c[None, :], last)
-                inside = within(lag, reach, last)
+                zero = block - first + sizes.value_reach
+                cells = skewed(mass, zero, r[:, None], c[None, :], KIND.VALUE_LAST)
+                inside = between_ends(lag, KIND.VALUE_LAST, KIND.CAUSAL)
                 if KIND.RAW_BAND or not TILE.EVEN:  # in decoding a tile has rows that do not exist
                     inside = inside & there & (col < sizes.n_k)
                 tl.store(cells, logits, mask=inside)
@@ -293,15 +307,15 @@ def product_band(
     """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
 
     The tails are the constants at the ends of the table, stored as the caller would give them, in
-    base e. There is one lag more than a product takes in its steps, so the last lag is computed by
-    itself. In a causal call it is lag 0, else the right tail.
+    base e. They are computed by themselves and are not in the band: there are as many lags between
+    them as a product takes in its steps.
     """
     LAGS: tl.constexpr = KIND.LAGS
     PIECE: tl.constexpr = 64 if D > 32 else 32
     stride = product.query.stride_n
     query = head_rows(product.query, b, h).ptr + first_row * stride
     factor = product.factor.ptr + h * product.factor.stride_h
-    last: tl.constexpr = KIND.LAST
+    LAST: tl.constexpr = KIND.LAST
     left = tl.zeros(r.shape, dtype=tl.float32)
     right = tl.zeros(r.shape, dtype=tl.float32)
     for start in tl.static_range(0, D, PIECE):
@@ -310,9 +324,10 @@ def product_band(
         piece = tl.load(query + r[:, None] * stride + d[None, :], mask=on, other=0.0)
         whole = piece.to(tl.float32)
         first_lag = tl.load(factor + d, mask=d < D, other=0.0)
-        last_lag = tl.load(factor + last * D + d, mask=d < D, other=0.0)
         left += tl.sum(whole * first_lag[None, :], 1)
-        right += tl.sum(whole * last_lag[None, :], 1)
+        if not KIND.CAUSAL:
+            last_lag = tl.load(factor + LAST * D + d, mask=d < D, other=0.0)
+            right += tl.sum(whole * last_lag[None, :], 1)
     left *= product.scale
     right *= product.scale
     tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
@@ -321,8 +336,8 @@ def product_band(
     left *= LOG2E
     right *= LOG2E
     band = bias.band + ROW_MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
-    tl.store(band + r * bias.band_q + last, right, mask=there)
-    for lag_start in tl.range(0, last, LAGS, num_stages=1):
+    STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
+    for lag_start in tl.range(1, STOP, LAGS, num_stages=1):
         lag = lag_start + tl.arange(0, LAGS)
         total = tl.zeros([r.shape[0], LAGS], dtype=tl.float32)
         for start in tl.static_range(0, D, PIECE):
@@ -330,10 +345,10 @@ def product_band(
             row = query + r[:, None] * stride + column
             part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
             entry = factor + lag[:, None] * D + column
-            entries = tl.load(entry, mask=(lag < last)[:, None] & (column < D), other=0.0)
+            entries = tl.load(entry, mask=(lag < STOP)[:, None] & (column < D), other=0.0)
             total = table_product(part, entries, total, KIND)
-        inside = there[:, None] & (lag < last)[None, :]
-        cells = band + r[:, None] * bias.band_q + lag[None, :]
+        inside = there[:, None] & (lag < STOP)[None, :]
+        cells = band + (r[:, None] * (LAST + 1) + lag[None, :])
         tl.store(cells, total * (product.scale * LOG2E), mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     return Tails(left, 0.0, right, 0.0)
@@ -355,12 +370,12 @@ def with_table(
     """out + mass @ table: the output with the part of the value table.
 
     At `mass` there are the logits that near tiles stored; the masses replace them. The mass of a
-    lag is the probability at that lag, and at the table's two ends also that of all lags beyond.
-    There is one lag more than a product takes in its steps, so the last lag is computed by itself.
+    lag is the probability at that lag, and at the table's two ends also that of all lags beyond. If
+    `left_is_rest`, left_mass is what all lags have together.
     """
     LAGS: tl.constexpr = KIND.LAGS
-    last: tl.constexpr = KIND.VALUE_LAST
-    width = last + 1
+    LAST: tl.constexpr = KIND.VALUE_LAST
+    STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
     first = rows.first_row + sizes.q_start
     low = keys.low
     high = tl.minimum(keys.high, sizes.n_k)
@@ -368,27 +383,32 @@ def with_table(
     there = rows.there
     d_v = tl.arange(0, KIND.BLOCK_DV)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    cells = mass + r * width + last
-    col = first + r + (last - sizes.value_reach)
-    logits = tl.load(cells, mask=there & (col >= low) & (col < high), other=float("-inf"))
-    last_mass = tl.exp2(logits - lse) / (1.0 - sizes.dropout) + right_mass
-    last_mass += tl.where(last == 0, left_mass, 0.0)
-    tl.store(cells, last_mass, mask=there)
-    vector = tl.load(table + last * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
-    out += last_mass[:, None] * vector[None, :]
-    for start in tl.range(0, last, LAGS, num_stages=1):
+    for start in tl.range(1, STOP, LAGS, num_stages=1):
         lag = start + tl.arange(0, LAGS)
         cols = first + r[:, None] + (lag - sizes.value_reach)[None, :]
-        places = mass + r[:, None] * width + lag[None, :]
-        inside = there[:, None] & (lag < last)[None, :]
+        places = mass + (r[:, None] * (LAST + 1) + lag[None, :])
+        inside = there[:, None] & (lag < STOP)[None, :]
         tile = tl.load(places, mask=inside & (cols >= low) & (cols < high), other=float("-inf"))
-        masses = tl.exp2(tile - lse[:, None]) / (1.0 - sizes.dropout)
-        masses += tl.where((lag == 0)[None, :], left_mass[:, None], 0.0)
+        masses = tl.exp2(tile - lse[:, None])
+        if KIND.DROPOUT:
+            masses = masses / (1.0 - sizes.dropout)
+        if left_is_rest(KIND):
+            left_mass -= tl.sum(masses, 1)
         tl.store(places, masses, mask=inside)
         vectors = tl.load(
             table + lag[:, None] * KIND.D_V + d_v[None, :],
-            mask=(lag < last)[:, None] & (d_v < KIND.D_V)[None, :],
+            mask=(lag < STOP)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
         out = tl.dot(masses, vectors, out, input_precision=KIND.PRECISION)
+    vector = tl.load(table + d_v, mask=d_v < KIND.D_V, other=0.0)
+    out += left_mass[:, None] * vector[None, :]
+    if not KIND.CAUSAL:
+        vector = tl.load(table + LAST * KIND.D_V + d_v, mask=d_v < KIND.D_V, other=0.0)
+        out += right_mass[:, None] * vector[None, :]
+        if LAST == 0:
+            left_mass += right_mass
+        else:
+            tl.store(mass + r * (LAST + 1) + LAST, right_mass, mask=there)
+    tl.store(mass + r * (LAST + 1), left_mass, mask=there)
     return out

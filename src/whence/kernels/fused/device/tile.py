@@ -343,28 +343,53 @@ def skewed(ptr, zero, r, c, LAST: tl.constexpr):
     return (ptr + zero) + (r * LAST + c)
 
 
+@triton.constexpr_function
+def reach_of(last, causal):
+    """The largest |lag| of a row with places 0 to `last`, the last of which is lag 0 if causal."""
+    return last if causal else last // 2
+
+
+@triton.constexpr_function
+def left_end(last, causal, ends):
+    """The largest lag of the left tail; with `ends`, it begins with the row's first lag."""
+    return -reach_of(last, causal) - (not ends)
+
+
+@triton.constexpr_function
+def right_end(last, causal, ends):
+    """The smallest lag of the right tail, or 1 in a causal call."""
+    return 1 if causal else max(reach_of(last, causal) + (not ends), 1)
+
+
+@triton.jit
+def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
+    """Whether a lag is one of a row's between the ends, which hold all lags beyond them too."""
+    return (lag > left_end(LAST, CAUSAL, True)) & (lag < right_end(LAST, CAUSAL, True))
+
+
 @triton.jit
 def row_numbers(
     ptr,
     place,
     there,
-    left,  # the number of every lag below -reach, [m, 1]
-    right,  # ... and above reach
-    reach,
-    LAST: tl.constexpr,
+    left,  # the number of every lag in the left tail, [m, 1]
+    right,
     sizes,
+    LAST: tl.constexpr,
+    ENDS: tl.constexpr,  # the tails begin with the first and last lag of a row
     KIND: tl.constexpr,
     EVEN: tl.constexpr,
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
 ):
     """Numbers that belong to a row and a lag, for the cells of a near tile.
 
-    They lie in a matrix [row, lag] that begins at `ptr`, with lags from -reach on. A cell whose lag
-    is beyond them first gets a number of another row, or of the margin around the matrix.
+    They lie in a matrix [row, lag] that begins at `ptr`, with places 0 to LAST in a row. A cell
+    whose lag is not among them first gets a number of another row, or of the margin around the
+    matrix.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
     lag = ahead + (place.c - place.r)
-    zero = ahead + reach
+    zero = ahead + reach_of(LAST, KIND.CAUSAL)
     if KIND.ALIGNED:
         zero = tl.multiple_of(zero, 4)
     if BY_KEYS:  # several cells of a row in one load, and a transposition in shared memory
@@ -372,8 +397,8 @@ def row_numbers(
         numbers = tl.trans(load_cells(cells, tl.trans(there), EVEN))
     else:
         numbers = load_cells(skewed(ptr, zero, place.r, place.c, LAST), there, EVEN)
-    numbers = tl.where(lag < -reach, left, numbers)
-    return tl.where(lag > LAST - reach, right, numbers)
+    numbers = tl.where(lag <= left_end(LAST, KIND.CAUSAL, ENDS), left, numbers)
+    return tl.where(lag >= right_end(LAST, KIND.CAUSAL, ENDS), right, numbers)
 
 
 @triton.jit
@@ -416,8 +441,8 @@ def near_bias(
             if not KIND.CAUSAL:
                 right += tails.right_slope * distance
         bias = row_numbers(
-            *(head.band, place, there, left, right, sizes.reach, KIND.LAST),
-            *(sizes, KIND, EVEN, BY_KEYS),
+            *(head.band, place, there, left, right, sizes),
+            *(KIND.LAST, KIND.ENDS, KIND, EVEN, BY_KEYS),
         )
     elif UNSTAGED:
         bias = tl.load(head.band + (ahead + sizes.edge) + (place.c - place.r))
