@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from whence.kernels.fused import short
 from whence.kernels.fused import tiles as tiling
@@ -35,7 +34,6 @@ from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.backward import STRIPE, key_kernel, query_kernel
 from whence.kernels.fused.device.band import (
     CURVES,
-    edge_of,
     head_layout_kernel,
     row_layout_kernel,
 )
@@ -48,7 +46,7 @@ from whence.kernels.fused.device.d_product import (
 )
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN, ROW_MARGIN
+from whence.kernels.fused.device.tile import INTERPRETED, ROW_MARGIN
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -204,8 +202,9 @@ def backward(
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = _rows(d_out)
-    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
-    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
+    tile_kind = call.tile_kind._replace(tail_sums=d_tails is not None)
+    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
+    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
     # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
     # have no rounding errors, so the error of delta is the only one left and shows. In a window of
@@ -243,7 +242,7 @@ def backward(
     stripes = None
     if shared and few_tokens:
         count = _ceil(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
-        length = (_ceil(n_q, by_keys.rows) + 1) * by_keys.rows
+        length = (_ceil(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
     # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
     # kernels of the band run beside it on a second stream.
@@ -264,9 +263,6 @@ def backward(
         stages=by_keys.stages,
         KIND=call.kind,
         TILE=key_tile,
-        # In float32, without tensor cores, it would need too many registers; for longer sequences
-        # it was measured to be slower.
-        UNSTAGED=few_tokens and q.dtype != torch.float32,
     )
     if stripes is not None:
         d_band = _striped_band(plan, call, stripes, key_tile)
@@ -420,14 +416,12 @@ def _laid_out(
     if not base_2:
         laid_out = shape
     batches, heads, _, width = laid_out
-    copies = 2 * COPIES.value if base_2 else 1
-    edge = edge_of(width, numbers.q_start) if base_2 else width // 2
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (_ceil(width // copies, 1024), batches * heads, copies),
+        (_ceil(width, 1024), batches * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
-        *a.scalars(given.sizes._replace(n_heads=heads, edge=edge)),
+        *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
         KIND=given.kind,
         BLOCK=1024,
         BASE_2=base_2,
@@ -455,8 +449,8 @@ def laid_out_shape(
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    edge = (max(reach, value_reach, numbers.far) + MARGIN) // 16 * 16
-    return (batches, heads, 1, 2 * COPIES.value * (2 * edge + COPY_MARGIN.value))
+    edge = max(reach, value_reach, numbers.far) + MARGIN
+    return (batches, heads, 1, 2 * edge + 1)
 
 
 def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
@@ -663,7 +657,7 @@ def _product_gradient(
 
 def _misread(x: Any) -> bool:
     """Whether Triton's interpreter runs, which multiplies bfloat16 wrongly."""
-    return bool(x.dtype == torch.bfloat16 and triton.knobs.runtime.interpret)
+    return bool(x.dtype == torch.bfloat16 and INTERPRETED.value)
 
 
 def _table_sum(plan: Plan, sums: Any, table: Any) -> Any:
@@ -738,7 +732,7 @@ def _call(
         n_k=n_k,
         q_start=numbers.q_start,
         reach=reach,
-        edge=_edge(band, numbers.q_start, raw_band or per_row),
+        edge=0 if band is None else band.shape[-1] // 2,
         n_heads=h,
         value_reach=value_reach,
         before=numbers.before,
@@ -781,12 +775,6 @@ def _band_shape(
     if curve is not None:
         return (1, q.shape[1], 1, 2 * curve.reach + 1)
     return None if inputs.band is None else tuple(inputs.band.shape)
-
-
-def _edge(band: Any, q_start: int, single: bool) -> int:
-    if band is None:
-        return 0
-    return band.shape[-1] // 2 if single else edge_of(band.shape[-1], q_start)
 
 
 def _precision(q: Any) -> str:

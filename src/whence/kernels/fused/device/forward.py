@@ -24,6 +24,7 @@ from whence.kernels.fused.device.tile import (
     load_far,
     load_rows,
     load_tails,
+    longest_first,
     masked_left,
     masked_right,
     near_bias,
@@ -83,7 +84,7 @@ def forward_kernel(
     """One block of query rows (program 0) of one head (program 1)."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
-    block = tl.program_id(0)
+    block = longest_first(KIND)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
@@ -205,7 +206,7 @@ def attended(
         shift = 0.0
         if NEAR_BAND:
             place = Place(rows.first_row, r[:, None], block, c[None, :])
-            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, False, False)
+            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, False)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
