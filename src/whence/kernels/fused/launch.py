@@ -712,7 +712,6 @@ def _call(
         SLOPES=numbers.slopes,
         PER_ROW=per_row,
         VALUES=table is not None,
-        ALIGNED=not any(x % 4 for x in (n_q, numbers.q_start, reach, value_reach)),
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
         CAUSAL=causal,

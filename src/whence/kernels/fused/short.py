@@ -282,7 +282,6 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         SLOPES=False,
         PER_ROW=False,
         VALUES=False,
-        ALIGNED=False,
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
         CAUSAL=numbers.after == 0,

@@ -241,7 +241,7 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and keys a near step."""
     if kind.by_row:
         tiles = _at_most(tiles, 64, 32)
-        return tiles, min(tiles.keys, 16)
+        return tiles, min(tiles.keys, NEAR)
     if kind.near_alone or kind.causal:  # half of a diagonal tile is masked out
         tiles = tiles._replace(rows=min(tiles.rows, 64))
     if kind.n <= SHORT and kind.d <= 64:

@@ -185,7 +185,6 @@ class Kind(NamedTuple):
     SLOPES: bool  # some tail is not constant
     PER_ROW: bool  # every query row has a band or tails of its own
     VALUES: bool  # there is a value table
-    ALIGNED: bool  # rows of masses and of a row's band begin at multiples of four, tiles too
     BEFORE: bool  # the window is limited to the left
     AFTER: bool  # the window is limited to the right
     CAUSAL: bool  # and limited to lag <= 0

@@ -20,7 +20,7 @@ from whence.kernels.fused.device.tile import (
     Head,
     Place,
     RowBlock,
-    between_ends,
+    Tails,
     columns,
     dropout_factor,
     far_line,
@@ -43,6 +43,7 @@ from whence.kernels.fused.device.tile import (
     row_range,
     sizes_of,
     skewed,
+    store_between_ends,
     table_product,
     visible_cells,
     within,
@@ -113,7 +114,7 @@ def tile_gradient(
     RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
     there = row < sizes.n_q
     if NEAR_BAND:
-        logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS)
+        logits += near_bias(head, place, there, sizes, KIND, EVEN, False)
     if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
@@ -133,7 +134,7 @@ def tile_gradient(
             d_right = 0.0 if KIND.CAUSAL else d_mass.right
             d_weights += row_numbers(
                 *(d_mass.ptr, place, there, d_mass.left, d_right, sizes),
-                *(KIND.VALUE_LAST, True, KIND, EVEN, BY_KEYS),
+                *(KIND.VALUE_LAST, True, KIND, EVEN, not BY_KEYS),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
@@ -458,14 +459,16 @@ def summed_keys(
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)
         if gradients.d_band is not None and REGION == 1:
-            inside = within(lag, sizes.reach, D_LAST)
-            if ENDS:
-                inside = between_ends(lag, D_LAST, KIND.CAUSAL)
-            if not TILE.EVEN:
-                inside = inside & (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
             zero = block - (first_row + sizes.q_start) + sizes.reach
-            cells = skewed(gradients.d_band, zero, r, c[None, :], D_LAST)
-            tl.store(cells, d_logits, mask=inside)
+            there = (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
+            if ENDS:
+                store_between_ends(
+                    *(gradients.d_band, d_logits, lag, zero, r, c[None, :], there),
+                    *(D_LAST, KIND.CAUSAL, TILE.EVEN),
+                )
+            else:
+                cells = skewed(gradients.d_band, zero, r, c[None, :], D_LAST)
+                tl.store(cells, d_logits, mask=there & within(lag, sizes.reach, D_LAST))
         d_row = imbalance
         if BALANCED:
             d_row = tl.sum(d_logits, 1)
@@ -709,13 +712,34 @@ def summed_rows(
         lse, delta = lse_and_delta(pairs + first_row * 2, r, there, TILE.EVEN)
         of_tile = Queries(q_tile, d_tile, lse[None, :], delta[None, :])
         tails = queries.tails
-        if KIND.PER_ROW and not PREPARED:
-            tails = load_tails(bias, queries.b, queries.h, index[None, :], there[None, :], KIND)
         d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
         if KIND.VALUES and not PREPARED:
-            of_rows = mass_rows(statistics.d_mass, bh, first_row, sizes, KIND)
-            left, right = end_gradients(of_rows, r[None, :], there[None, :], KIND)
-            d_mass = MassGradient(of_rows, left, right)
+            d_mass = MassGradient(mass_rows(d_mass.ptr, bh, first_row, sizes, KIND), 0.0, 0.0)
+        if statistics.far_lse_delta is not None and REGION == 1 and (KIND.PER_ROW or KIND.VALUES):
+            # What a row adds on its far sides is what the query kernel subtracted there.
+            sides = statistics.far_lse_delta + (bh * sizes.n_q + first_row) * 2
+            far_lse, far_delta = lse_and_delta(sides, r, there, TILE.EVEN)
+            # Of a row that sees no key both are infinite, and any finite difference will do.
+            finite = tl.minimum(lse, 1e30)
+            left, d_left = (
+                (finite - tl.minimum(far_lse, 1e30))[None, :],
+                (delta - far_delta)[None, :],
+            )
+            right, d_right = left, d_left
+            if not KIND.CAUSAL:
+                count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
+                far_lse, far_delta = lse_and_delta(sides + count * 2, r, there, TILE.EVEN)
+                right = (finite - tl.minimum(far_lse, 1e30))[None, :]
+                d_right = (delta - far_delta)[None, :]
+            if KIND.PER_ROW:
+                tails = Tails(left, 0.0, right, 0.0)
+            d_mass = MassGradient(d_mass.ptr, d_left, d_right)
+        elif not PREPARED:
+            if KIND.PER_ROW:
+                tails = load_tails(bias, queries.b, queries.h, index[None, :], there[None, :], KIND)
+            if KIND.VALUES:
+                left, right = end_gradients(d_mass.ptr, r[None, :], there[None, :], KIND)
+                d_mass = MassGradient(d_mass.ptr, left, right)
         place = Place(block, r[None, :], keys.first, c)
         dropped, _, d_logits = tile_gradient(
             of_tile,
@@ -748,10 +772,7 @@ def summed_rows(
 @triton.jit
 def mass_rows(d_mass, bh, first_row, sizes, KIND: tl.constexpr):
     """The address of a block of rows in the gradient of the masses."""
-    row = bh * sizes.n_q + first_row
-    if KIND.ALIGNED:
-        row = tl.multiple_of(row, 4)
-    return d_mass + ROW_MARGIN + row * (KIND.VALUE_LAST + 1)
+    return d_mass + ROW_MARGIN + (bh * sizes.n_q + first_row) * (KIND.VALUE_LAST + 1)
 
 
 @triton.jit

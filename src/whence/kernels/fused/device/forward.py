@@ -12,7 +12,6 @@ from whence.kernels.fused.device.tile import (
     Place,
     RowBlock,
     Tails,
-    between_ends,
     columns,
     dropout_factor,
     far_line,
@@ -34,7 +33,7 @@ from whence.kernels.fused.device.tile import (
     right_end,
     rounding_residual,
     sizes_of,
-    skewed,
+    store_between_ends,
     table_product,
     visible_cells,
 )
@@ -206,7 +205,7 @@ def attended(
         shift = 0.0
         if NEAR_BAND:
             place = Place(rows.first_row, r[:, None], block, c[None, :])
-            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, False)
+            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, True)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
@@ -251,11 +250,11 @@ def attended(
                 if KIND.DROPOUT:
                     logits = tl.where(weights > 0.0, logits, float("-inf"))
                 zero = block - first + sizes.value_reach
-                cells = skewed(mass, zero, r[:, None], c[None, :], KIND.VALUE_LAST)
-                inside = between_ends(lag, KIND.VALUE_LAST, KIND.CAUSAL)
-                if KIND.RAW_BAND or not TILE.EVEN:  # in decoding a tile has rows that do not exist
-                    inside = inside & there & (col < sizes.n_k)
-                tl.store(cells, logits, mask=inside)
+                # In decoding a tile has rows that do not exist.
+                store_between_ends(
+                    *(mass, logits, lag, zero, r[:, None], c[None, :], there & (col < sizes.n_k)),
+                    *(KIND.VALUE_LAST, KIND.CAUSAL, TILE.EVEN and not KIND.RAW_BAND),
+                )
         v_tile = load_rows(v, block, c[:, None], d_v[None, :], sizes.n_k, KIND.D_V, TILE.EVEN)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc, input_precision=KIND.PRECISION)

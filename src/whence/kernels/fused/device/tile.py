@@ -376,6 +376,20 @@ def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def store_between_ends(
+    ptr, cells, lag, zero, r, c, there, LAST: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr
+):
+    """Stores those cells of a near tile, by row and lag, that lie between the ends of their row."""
+    FIRST: tl.constexpr = left_end(LAST, CAUSAL, True) + 1
+    COUNT: tl.constexpr = right_end(LAST, CAUSAL, True) - FIRST
+    target = skewed(ptr, zero, r, c, LAST)
+    if EVEN:
+        store_in_place(target, cells, lag - FIRST, COUNT)
+    else:
+        tl.store(target, cells, mask=there & between_ends(lag, LAST, CAUSAL))
+
+
+@triton.jit
 def row_numbers(
     ptr,
     place,
@@ -387,7 +401,7 @@ def row_numbers(
     ENDS: tl.constexpr,  # the tails begin with the first and last lag of a row
     KIND: tl.constexpr,
     EVEN: tl.constexpr,
-    BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
+    OWN: tl.constexpr,  # this program wrote them
 ):
     """Numbers that belong to a row and a lag, for the cells of a near tile.
 
@@ -398,13 +412,8 @@ def row_numbers(
     ahead = place.first_key - (place.first_row + sizes.q_start)
     lag = ahead + (place.c - place.r)
     zero = ahead + reach_of(LAST, KIND.CAUSAL)
-    if KIND.ALIGNED:
-        zero = tl.multiple_of(zero, 4)
-    if BY_KEYS:  # several cells of a row in one load, and a transposition in shared memory
-        cells = skewed(ptr, zero, tl.trans(place.r), tl.trans(place.c), LAST)
-        numbers = tl.trans(load_cells(cells, tl.trans(there), EVEN))
-    else:
-        numbers = load_cells(skewed(ptr, zero, place.r, place.c, LAST), there, EVEN)
+    cells = skewed(ptr, zero, place.r, place.c, LAST)
+    numbers = read_in_place(cells, OWN) if EVEN else tl.load(cells, mask=there, other=0.0)
     numbers = tl.where(lag <= left_end(LAST, KIND.CAUSAL, ENDS), left, numbers)
     return tl.where(lag >= right_end(LAST, KIND.CAUSAL, ENDS), right, numbers)
 
@@ -417,7 +426,7 @@ def near_bias(
     sizes,
     KIND: tl.constexpr,
     EVEN: tl.constexpr,  # all rows of the tile exist
-    BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
+    OWN_BAND: tl.constexpr,  # this program computed the bands of its rows
 ):
     """The bias of every cell of a near tile, in base 2.
 
@@ -449,26 +458,35 @@ def near_bias(
                 right += tails.right_slope * distance
         bias = row_numbers(
             *(head.band, place, there, left, right, sizes),
-            *(KIND.LAST, KIND.ENDS, KIND, EVEN, BY_KEYS),
+            *(KIND.LAST, KIND.ENDS, KIND, EVEN, OWN_BAND),
         )
     else:
         # Rows are counted from the last, so that both terms grow with the index of a register. Then
         # the compiler sees which cells of a thread have the same lag, and reads it once for them.
         LAST: tl.constexpr = place.r.shape[0] * place.r.shape[1] - 1
         line = head.band + (ahead + sizes.edge - LAST) + (LAST - place.r)
-        bias = read_in_place(line + place.c)
+        bias = read_in_place(line + place.c, False)
     return bias
 
 
 @triton.jit
-def read_in_place(ptr):
-    """The float32 at each of these addresses, which no program of the kernel writes.
+def read_in_place(ptr, OWN: tl.constexpr):
+    """The float32 at each of these addresses, which no program writes, or this one wrote (OWN).
 
     A thread reads the cells that it needs. tl.load would let it read cells that lie side by side in
     memory, and move each cell to the thread that needs it through shared memory.
     """
     if INTERPRETED:
         cells = tl.load(ptr)
+    elif OWN:
+        cells = tl.inline_asm_elementwise(
+            "ld.global.f32 $0, [$1];",
+            "=f,l",
+            [ptr.to(tl.int64)],
+            dtype=tl.float32,
+            is_pure=False,
+            pack=1,
+        )
     else:
         cells = tl.inline_asm_elementwise(
             "ld.global.nc.f32 $0, [$1];",
@@ -481,10 +499,30 @@ def read_in_place(ptr):
     return cells
 
 
+@triton.constexpr_function
+def predicated_store(count):
+    """The instructions that store $2 at address $1 if 0 <= $3 < count; $0 is a result to ignore."""
+    store = f"setp.lt.u32 p, $3, {count}; @p st.global.f32 [$1], $2;"
+    return f"{{ .reg .pred p; {store} mov.u32 $0, 0; }}"
+
+
 @triton.jit
-def load_cells(place, there, EVEN: tl.constexpr):
-    """The numbers at these addresses, or 0 where there is none."""
-    return tl.load(place) if EVEN else tl.load(place, mask=there, other=0.0)
+def store_in_place(ptr, cells, place, COUNT: tl.constexpr):
+    """Stores the float32 cells with 0 <= place < COUNT, each by the thread that has it.
+
+    tl.store would first move cells through shared memory, to threads that store them side by side.
+    """
+    if INTERPRETED:
+        tl.store(ptr, cells, mask=(place >= 0) & (place < COUNT))
+    else:
+        tl.inline_asm_elementwise(
+            predicated_store(COUNT),
+            "=r,l,f,r",
+            [ptr.to(tl.int64), cells, place],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
