@@ -348,7 +348,7 @@ def skewed(ptr, zero, r, c, LAST: tl.constexpr):
     In a matrix [row, lag] with places 0 to LAST in a row, a tile of [row, key] is a plain tile
     whose rows are LAST apart.
     """
-    return (ptr + zero) + (r * LAST + c)
+    return (ptr + zero + c) + r * LAST
 
 
 @triton.constexpr_function
