@@ -99,7 +99,7 @@ def test_its_gradients_are_two_products(
     from whence.kernels.fused.plan import Plan, slots_of
 
     q, table = factors(shape, dtype)
-    monkeypatch.setattr(launch, "BUSY", 4)  # a run has several steps
+    monkeypatch.setattr(launch, "PRODUCT_PROGRAMS", 4)  # a run has several steps
     d_band = torch.randn(*q.shape[:3], table.shape[1])
     whole = d_band.double()
     d_q = 0.3 * whole @ table.double()

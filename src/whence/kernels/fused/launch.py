@@ -58,8 +58,9 @@ STRIPED = 2048
 # three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
 BUSY = 1024  # programs that keep a whole GPU busy
-# Rows in one step of the kernel for the gradients of a product, and the most lags, or columns of a
-# head, in one of its tiles.
+# Programs of the kernel for the gradients of a product, four for each multiprocessor of an H200;
+# rows in one of its steps; and the most lags, or columns of a head, in one of its tiles.
+PRODUCT_PROGRAMS = 528
 PRODUCT_ROWS = 64
 PRODUCT_SIDE = 64
 # Columns of a table and partial sums that one program adds up at once.
@@ -626,29 +627,33 @@ def _product_gradient(
     Without `seen`, all cells of the band's gradient were written.
     """
     (b, h, n_q, d), width = query.shape, gradient.shape[-1]
-    # The rows are divided into runs, as many as keep the GPU busy; a run takes several steps.
-    tiles = _ceil(n_q, PRODUCT_ROWS)
-    steps = _ceil(tiles, max(1, min(tiles, BUSY // (b * h))))
-    runs = _ceil(tiles, steps)
+    # The rows of all sequences are divided into runs, as many as keep the GPU busy: each leaves a
+    # sum of its own.
+    rows = min(PRODUCT_ROWS, max(16, _power_of_two(n_q)))
+    blocks = b * _ceil(n_q, rows)
+    least = _ceil(blocks, max(1, PRODUCT_PROGRAMS // h))
+    # No block is missing at the end if the steps can be chosen so.
+    steps = next((n for n in range(least, 2 * least) if blocks % n == 0), least)
+    runs = _ceil(blocks, steps)
     lags, piece = (min(PRODUCT_SIDE, max(16, _power_of_two(x))) for x in (width, d))
-    sums = plan.empty((b, runs, h, width, d), torch.float32) if table_too else None
+    sums = plan.empty((runs, h, width, d), torch.float32) if table_too else None
     if d_query is None and sums is None:
         return None
     plan.launch(
         product_gradient_kernel,
-        (runs, b * h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
+        (runs, h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
         *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        *(h, n_q, *(seen or Seen(0, 0, 0, 0)), steps, scale),
+        *(n_q, *(seen or Seen(0, 0, 0, 0)), blocks, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
         KIND=ProductKind(
             LAST=width - 1,
             D=d,
             PIECE=piece,
-            ROWS=PRODUCT_ROWS,
+            ROWS=rows,
             LAGS=lags,
             ADDED=added,
             PARTLY=seen is not None,
-            EVEN=n_q % (PRODUCT_ROWS * steps) == 0,
+            EVEN=n_q % rows == 0 and blocks % steps == 0,
             PRECISION="ieee" if _misread(query) else _precision(query),
         ),
     )
@@ -661,13 +666,13 @@ def _misread(x: Any) -> bool:
 
 
 def _table_sum(plan: Plan, sums: Any, table: Any) -> Any:
-    """The sum over sequences and runs of rows, and over heads that share the table."""
-    (b, runs, h, width, d), heads = sums.shape, table.shape[0]
+    """The sum over runs of rows, and over heads that share the table."""
+    (runs, h, width, d), heads = sums.shape, table.shape[0]
     d_table = plan.empty(table.shape, torch.float32)
     plan.launch(
         table_sum_kernel,
         (table.shape[1], _ceil(d, SUM_COLUMNS), heads),
-        *(sums, d_table, b * runs * h // heads, width - 1),
+        *(sums, d_table, runs * h // heads, width - 1),
         D=d,
         COLUMNS=SUM_COLUMNS,
         PARTS=SUM_PARTS,

@@ -543,7 +543,8 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
         inside = there[:, None] & (lag < STOP)[None, :]
         tl.store(d_mass + (rows.r[:, None] * (LAST + 1) + lag[None, :]), part, mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    return d_left, d_right
+    # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
+    return end_gradients(d_mass, rows.r, there, KIND)
 
 
 class KeyBlock(NamedTuple):

@@ -50,20 +50,20 @@ class ProductKind(NamedTuple):
     PRECISION: str
 
 
-@triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "right", "steps"])
+@triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "right", "blocks", "steps"])
 def product_gradient_kernel(
     gradient,  # float32 [b, h, q, place]: d_band, or the masses
     query,
     table,
     d_query,  # its address is None if it is not wanted
-    sums,  # float32 [b, runs, h, place, d]: d_table of every run of rows; None if it is not wanted
-    n_heads,
+    sums,  # float32 [runs, h, place, d]: d_table of every run of rows; None if it is not wanted
     n_q,
     start,  # see Seen
     n_k,
     first,
     right,
-    steps,  # how many blocks of rows one program takes
+    blocks,  # of rows, of all sequences
+    steps,  # how many of them one program takes
     scale,
     KIND: tl.constexpr,
 ):
@@ -79,31 +79,35 @@ def product_gradient_kernel(
     PRECISION: tl.constexpr = KIND.PRECISION
     WIDTH: tl.constexpr = KIND.LAST + 1
     WHOLE: tl.constexpr = WIDTH <= LAGS
-    bh = tl.program_id(1).to(tl.int64)
-    b = bh // n_heads
-    h = bh % n_heads
+    h = tl.program_id(1).to(tl.int64)
+    of_sequence = (n_q + ROWS - 1) // ROWS
     PIECES: tl.constexpr = (D + PIECE - 1) // PIECE
     lag_block = tl.program_id(2) // PIECES
     d = (tl.program_id(2) % PIECES) * PIECE + tl.arange(0, PIECE)
     on_d = (d < D)[None, :]
     lag = lag_block * LAGS + tl.arange(0, LAGS)
-    source = head_rows(query, b, h).ptr + d[None, :]
     total = tl.zeros([PIECE, LAGS], dtype=tl.float32)
     if d_query.ptr is not None:
-        target = head_rows(d_query, b, h).ptr + d[None, :]
         factor = table.ptr + h * table.stride_h + d[None, :]
         if WHOLE:
             on_table = (lag < WIDTH)[:, None] & on_d
             vectors = tl.load(factor + lag[:, None] * D, mask=on_table, other=0.0)
     r = tl.arange(0, ROWS)
     for step in tl.range(0, steps, num_stages=1):
-        first_row = (tl.program_id(0) * steps + step) * ROWS
+        block = tl.program_id(0) * steps + step
+        b = (block // of_sequence).to(tl.int64)
+        first_row = block % of_sequence * ROWS
+        if not KIND.EVEN:  # of a block that does not exist, no row does
+            b = tl.where(block < blocks, b, 0)
+            first_row = tl.where(block < blocks, first_row, n_q)
+        bh = b * tl.num_programs(1) + h
         row = first_row + r
         there = on_d
         if not KIND.EVEN:
             there = there & (row < n_q)[:, None]
         d_band = gradient_tile(gradient, bh, first_row, r, lag[None, :], n_q, seen, KIND)
         if sums is not None:
+            source = head_rows(query, b, h).ptr + d[None, :]
             place = source + row.to(tl.int64)[:, None] * query.stride_n
             rows = tl.load(place, mask=there, other=0.0)
             leading = d_band
@@ -115,6 +119,7 @@ def product_gradient_kernel(
                 total = tl.dot(tl.trans(rows), lower, total)
             total = tl.dot(tl.trans(rows), leading, total, input_precision=PRECISION)
         if d_query.ptr is not None:
+            target = head_rows(d_query, b, h).ptr + d[None, :]
             cells = target + row.to(tl.int64)[:, None] * d_query.stride_n
             if lag_block == 0:
                 d_rows = tl.zeros([ROWS, PIECE], dtype=tl.float32)
@@ -134,7 +139,7 @@ def product_gradient_kernel(
                     d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)
                 tl.store(cells, d_rows.to(d_query.ptr.dtype.element_ty), mask=there)
     if sums is not None:
-        run = (b * tl.num_programs(0) + tl.program_id(0)) * n_heads + h
+        run = tl.program_id(0) * tl.num_programs(1) + h
         out = sums + run * WIDTH * D
         on_part = (lag < WIDTH)[:, None] & on_d
         tl.store(out + lag[:, None] * D + d[None, :], tl.trans(total) * scale, mask=on_part)

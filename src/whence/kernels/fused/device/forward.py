@@ -333,8 +333,6 @@ def product_band(
     tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
     tl.store(tails + r * bias.tail_q, left, mask=there)
     tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
-    left *= LOG2E
-    right *= LOG2E
     band = bias.band + ROW_MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
     STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
     for lag_start in tl.range(1, STOP, LAGS, num_stages=1):
@@ -351,7 +349,10 @@ def product_band(
         cells = band + (r[:, None] * (LAST + 1) + lag[None, :])
         tl.store(cells, total * (product.scale * LOG2E), mask=inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    return Tails(left, 0.0, right, 0.0)
+    # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
+    left = tl.load(tails + r * bias.tail_q, mask=there, other=0.0)
+    right = tl.load(tails + r * bias.tail_q + 2 * bias.tail_kind, mask=there, other=0.0)
+    return Tails(left * LOG2E, 0.0, right * LOG2E, 0.0)
 
 
 @triton.jit
