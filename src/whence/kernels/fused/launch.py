@@ -141,7 +141,10 @@ def forward(
         stages=tiles.stages,
         registers=_register_limit(call, tiles),
         KIND=call.kind,
-        TILE=a.Tile(tiles.rows, tiles.keys, near, tiles.stages, even),
+        TILE=a.Tile(
+            *(tiles.rows, tiles.keys, near, tiles.stages, even),
+            _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys),
+        ),
         PRODUCT=0 if product is None else product.table.shape[-1],
     )
     return Kept(out, lse, residual, mass, band, extent, tails)
@@ -216,13 +219,16 @@ def backward(
     balanced = (
         ends or d_tails is not None or (far is None and (inputs.table is not None or delicate))
     )
+    # Forward's masses at the ends of the value table are those of the tails, if both end alike.
+    same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
+    of_tails = ends and inputs.table is not None and same
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
         query_kernel,
         (_ceil(n_q, by_rows.rows), b * h),
         *(call.q, call.k, call.v, d_rows),
-        a.Output(kept.out, kept.out_residual, kept.lse, None),
+        a.Output(kept.out, kept.out_residual, kept.lse, kept.mass if of_tails else None),
         *(call.bias, call.visible, call.seed, call.table, call.far),
         a.QueryGradients(d_q, d_band, d_tails),
         statistics,
@@ -231,7 +237,10 @@ def backward(
         stages=by_rows.stages,
         registers=_register_limit(call, by_rows),
         KIND=call.kind,
-        TILE=a.Tile(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
+        TILE=a.Tile(
+            *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
+            _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys),
+        ),
         BALANCED=balanced,
         TWICE=balanced and n_q <= FEW_ROWS,
         D_LAST=0 if d_band is None else d_last,
@@ -251,7 +260,10 @@ def backward(
     if shared and not few_tokens:
         d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
     even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
-    key_tile = a.Tile(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even)
+    key_tile = a.Tile(
+        *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
+        _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True),
+    )
     plan.launch(
         key_kernel,
         (_ceil(n_k, by_keys.keys), b * h_kv),
@@ -304,6 +316,26 @@ def is_short(
     band = None if laid_out is None else Shape(laid_out)
     call = short.ShortCall(band, product, inputs, numbers)
     return short.fits(q, k, v, call) and short.is_faster(q, k, v, call)
+
+
+def _all_near(
+    call: _Call, n: int, n_other: int, block: int, tile: int, *, by_keys: bool = False
+) -> bool:
+    """Whether all keys that a block of n rows touches, of n_other, are near, in tiles of so many.
+
+    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range.
+    """
+    sizes = call.sizes
+    if call.kind.EXTENT:  # only the device knows
+        return False
+    reach = max(sizes.reach, sizes.value_reach)
+    start, before, after = sizes.q_start, sizes.before, sizes.after
+    if by_keys:
+        start, before, after = -start, after, before
+    first, last = (_ceil(n, block) - 1) * block + start, min(block, n) - 1 + start
+    left = first - reach < tile or 0 <= before <= reach
+    right = _ceil(max(last + reach + 1, 0), tile) >= _ceil(n_other, tile) or 0 <= after <= reach
+    return left and right
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:

@@ -208,3 +208,4 @@ class Tile(NamedTuple):
     NEAR: int  # keys a step in near tiles, or rows a step in the key kernel
     STAGES: int  # of the software pipeline
     EVEN: bool  # no tile extends beyond the last row or key that it loads
+    ALONE: bool = False  # all that a block touches is near

@@ -279,7 +279,7 @@ def query_kernel(
             sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
         queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
         for REGION in tl.static_range(3):
-            if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
+            if REGION == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and REGION == 2)):
                 sums = summed_keys(
                     sums,
                     queries,
@@ -296,6 +296,7 @@ def query_kernel(
                     BALANCED,
                     D_LAST,
                     ENDS,
+                    output.mass is None,
                     REGION,
                 )
     if BALANCED:
@@ -314,8 +315,13 @@ def query_kernel(
     cells = gradients.d_q + packed * KIND.D + d[None, :]
     tl.store(cells, d_q.to(gradients.d_q.dtype.element_ty), mask=on_q)
     if TAIL_SUMS:
-        d_left = sums.d_left - sums.imbalance * sums.left_mass
-        d_right = sums.d_right - sums.imbalance * sums.right_mass
+        left_mass, right_mass = sums.left_mass, sums.right_mass
+        if output.mass is not None:
+            end = output.mass + place * (KIND.VALUE_LAST + 1)
+            left_mass = tl.load(end, mask=there, other=0.0)
+            right_mass = tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
+        d_left = sums.d_left - sums.imbalance * left_mass
+        d_right = sums.d_right - sums.imbalance * right_mass
         d_left_slope = sums.d_left_slope
         d_right_slope = sums.d_right_slope
         if KIND.SLOPES:
@@ -410,6 +416,7 @@ def summed_keys(
     BALANCED: tl.constexpr,
     D_LAST: tl.constexpr,
     ENDS: tl.constexpr,
+    MASSES: tl.constexpr,  # the masses of the tails are not known from forward
     REGION: tl.constexpr,
 ):
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
@@ -476,20 +483,22 @@ def summed_keys(
         if TAIL_SUMS:
             if REGION == 1:
                 d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
-                if LEFT_REST:
+                if MASSES and LEFT_REST:
                     left_mass -= tl.sum(tl.where(lag < -reach, 0.0, weights), 1)
-                else:
+                elif MASSES:
                     left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
                 if not KIND.CAUSAL:
                     d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
-                    right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
+                    if MASSES:
+                        right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
             elif REGION == 0:
                 d_left += d_row
-                if not LEFT_REST:
+                if MASSES and not LEFT_REST:
                     left_mass += tl.sum(weights, 1)
             else:
                 d_right += d_row
-                right_mass += tl.sum(weights, 1)
+                if MASSES:
+                    right_mass += tl.sum(weights, 1)
         if TAIL_SUMS and KIND.SLOPES:
             distance = tl.abs(lag).to(tl.float32)
             in_left = lag < -reach
@@ -629,7 +638,7 @@ def key_kernel(
         queries = QueryHead(head_rows(q, b, h), head_rows(d_out, b, h), head, tails, b, h, groups)
         for STEP in tl.static_range(3):
             # First the rows before these keys, for which the keys lie far to the right.
-            if STEP == 1 or not (KIND.FAR or (KIND.CAUSAL and STEP == 0)):
+            if STEP == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and STEP == 0)):
                 d_k, d_value = summed_rows(
                     KeySums(d_k, d_value),
                     keys,

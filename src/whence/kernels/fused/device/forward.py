@@ -116,7 +116,7 @@ def forward_kernel(
     if KIND.FAR:
         state = far_softmax(far_state(far, b, h, index, tails, sizes, KIND))
     for REGION in tl.static_range(3):
-        if REGION == 1 or not (KIND.FAR or (KIND.CAUSAL and REGION == 2)):
+        if REGION == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and REGION == 2)):
             state = attended(
                 state, queries, k_head, v_head, head, mass, rows, keys, sizes, KIND, TILE, REGION
             )
@@ -124,7 +124,7 @@ def forward_kernel(
     shares = safe
     if KIND.DROPOUT:
         shares = safe * (1.0 - sizes.dropout)
-    out = state.acc / shares[:, None]
+    out = state.acc * (1.0 / shares)[:, None]
     # +inf for a row that saw no key, so that exp2(logit - lse) is 0 in backward.
     lse = tl.where(state.total == 0.0, float("inf"), state.top + tl.log2(safe))
     if KIND.VALUES:
