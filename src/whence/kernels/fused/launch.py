@@ -57,6 +57,8 @@ STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table: with this limit
 # three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
+# The same for a causal forward kernel without far tiles, which then does not spill: four programs.
+FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 # Programs of the kernel for the gradients of a product, four for each multiprocessor of an H200;
 # rows in one of its steps; and the most lags, or columns of a head, in one of its tiles.
@@ -130,6 +132,10 @@ def forward(
     call = _call(q, k, v, inputs, numbers, band, far, None, product, curve)
     tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
+    alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
+    limit = _register_limit(call, tiles)
+    if limit is not None and alone and call.kind.CAUSAL and call.kind.ENDS:
+        limit = FEW_REGISTERS
     plan.launch(
         forward_kernel,
         (_ceil(n_q, tiles.rows), b * h),
@@ -139,12 +145,9 @@ def forward(
         *a.scalars(call.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_register_limit(call, tiles),
+        registers=limit,
         KIND=call.kind,
-        TILE=a.Tile(
-            *(tiles.rows, tiles.keys, near, tiles.stages, even),
-            _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys),
-        ),
+        TILE=a.Tile(tiles.rows, tiles.keys, near, tiles.stages, even, alone),
         PRODUCT=0 if product is None else product.table.shape[-1],
     )
     return Kept(out, lse, residual, mass, band, extent, tails)
@@ -798,7 +801,7 @@ def _call(
         sizes,
         kind,
         shape,
-        tiling.TileKind(d, n_q, by_row, far is not None, causal, numbers.slopes),
+        tiling.TileKind(d, n_q, by_row, far is not None, causal, numbers.slopes, per_row),
     )
 
 

@@ -221,6 +221,7 @@ class TileKind(NamedTuple):
     near_alone: bool  # a plain kernel takes the far keys
     causal: bool
     sloped: bool
+    own_band: bool = False  # every row has a band of its own
     tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
 
 
@@ -252,7 +253,9 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
 
 def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and rows a near step."""
-    if kind.by_row or (kind.n <= SHORT and not kind.near_alone):
+    # A shared band's diagonals are summed in near and far tiles alike: no far tiles of more rows.
+    unequal = kind.own_band and not kind.near_alone
+    if (kind.by_row and not unequal) or (kind.n <= SHORT and not kind.near_alone):
         tiles = tiles._replace(rows=min(tiles.rows, 32))
     if kind.near_alone and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)
