@@ -18,6 +18,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import itemgetter
 from types import SimpleNamespace
@@ -113,6 +114,7 @@ class Launch(NamedTuple):
 # group of arguments. `values` holds what kernels get, on a GPU addresses; `tensors` is for PyTorch.
 Step = Callable[[list[Any], list[Any], int], None]
 Getter = Callable[[list[Any]], Any]  # a group of arguments, from `values`
+Compiled = Callable[[], Any]  # the kernel that Triton compiles for some arguments, or has compiled
 
 
 class Plan:
@@ -129,6 +131,7 @@ class Plan:
         self._groups: dict[object, tuple[int, Getter]] = {}  # groups with slots: place and getter
         self._allocated: list[tuple[Any, ...]] = []  # place, and what `empty_strided` takes
         self._steps: list[tuple[str, Step]] = []  # (stream, step)
+        self._compiled: dict[int, tuple[Compiled, tuple[int, ...], Getter]] = {}  # of each step
         self._sided = False  # whether a step is on the second stream
         self._as_tensor = set[int]()  # places of slots that are given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
@@ -213,10 +216,11 @@ class Plan:
 
             self._steps.append((stream, interpreted))
             return
-        compiled = kernel.warmup(*groups, grid=whole, **constants, **options)
         rest = [constants[name] for name in kernel.arg_names[len(groups) :]]
         pick = itemgetter(*places, *[self._constant(x) for x in rest])
-        self._steps.append((stream, _started(compiled, whole, pick)))
+        compiled = functools.partial(kernel.warmup, *groups, grid=whole, **constants, **options)
+        self._compiled[len(self._steps)] = (compiled, whole, pick)
+        self._steps.append((stream, _not_compiled))
 
     def returns(self, *results: Slot | None) -> None:
         """End the plan: `run` returns these slots; all other memory becomes one workspace."""
@@ -226,10 +230,30 @@ class Plan:
             kept = self._as_tensor.union(self._result_places)
             workspace = self._merged([place for place in self._rooms if place not in kept])
             self.workspace = 0 if workspace is None else workspace.shape[0]
+            self._compile()
         self._allocated = [
             (place, room.shape, room.strides, room.dtype, room.zeros)
             for place, room in self._rooms.items()
         ]
+
+    def _compile(self) -> None:
+        """Compile and load all kernels side by side, which takes half of the time.
+
+        Triton leaves most of the work to processes and to code that runs beside Python.
+        """
+        import triton  # a Linux package; there is no compiled kernel without it
+
+        def started(compiled: Compiled, grid: tuple[int, ...], pick: Getter) -> Step:
+            with torch.cuda.device(self.device):
+                return _started(compiled(), grid, pick)
+
+        with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
+            with triton.AsyncCompileMode(pool, ignore_errors=True):  # `started` meets them again
+                for compiled, _, _ in self._compiled.values():
+                    compiled()
+            steps = pool.map(started, *zip(*self._compiled.values(), strict=True))
+            for place, step in zip(self._compiled, steps, strict=True):
+                self._steps[place] = (self._steps[place][0], step)
 
     # Running it.
 
@@ -447,6 +471,10 @@ def _has_slot(group: object) -> bool:
     if isinstance(group, tuple):
         return any(_has_slot(part) for part in group)
     return isinstance(group, Slot)
+
+
+def _not_compiled(values: list[Any], tensors: list[Any], handle: int) -> None:
+    raise AssertionError("a plan is run after its end, `returns`.")
 
 
 def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
