@@ -44,6 +44,7 @@ class Problem:
         self.k, self.v = random(b, h, point.n, d), random(b, h, point.n, d)
         self.d_out = random(b, h, point.n_q, d)
         self.x = random(b, point.n, h * d)
+        self.x_q = self.x[:, -point.n_q :]  # here: cutting it is no part of the attention
         self.point = point
         self.causal, self.learns = point.causal, point.mode == "both"
         if self.learns:
@@ -55,7 +56,7 @@ class Problem:
         other = copy.copy(self)
         other.method = copy.deepcopy(self.method).double()
         other.__dict__.pop("leaves", None)  # those of this problem
-        for name in ("q", "k", "v", "d_out", "x"):
+        for name in ("q", "k", "v", "d_out", "x", "x_q"):
             setattr(other, name, getattr(self, name).detach().double())
         if self.learns:
             for part in (other.q, other.k, other.v):
@@ -74,7 +75,7 @@ class Problem:
             self.q,
             self.k,
             self.v,
-            x_q=self.x[:, -self.q.shape[2] :],
+            x_q=self.x_q,
             x_k=self.x,
             causal=self.causal,
         )
