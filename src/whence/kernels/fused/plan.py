@@ -13,6 +13,7 @@ every call with the same signature runs the same `Plan` on its own tensors.
     (found,) = plan.run([q_tensor, k_tensor])           # 4. as often as there are such tensors.
 """
 
+import copy
 import functools
 import itertools
 import math
@@ -260,7 +261,7 @@ class Plan:
     def run(self, given: Tensors) -> tuple[Tensor | None, ...]:
         """Allocate the memory and start the kernels; the tensors are laid out as their slots."""
         device, on_gpu = self.device, self._on_gpu
-        if on_gpu and torch.cuda.current_device() != device.index:
+        if on_gpu and torch._C._cuda_getDevice() != device.index:
             with torch.cuda.device(device):
                 return self.run(given)
         tensors = self._constants.copy()
@@ -481,21 +482,37 @@ def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
     """The step that starts a kernel, which Triton has compiled, with the arguments that are picked.
 
     compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
-    Here that is left out until somebody adds a hook.
+    Here that is left out until somebody adds a hook, and so is the Python around Triton's C
+    function: what it is given besides the arguments is the same at each start.
     """
     import triton  # a Linux package; there is no compiled kernel without it
 
     public = compiled[grid]  # which also loads the kernel
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     runtime, (x, y, z) = triton.knobs.runtime, grid
+    if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
+        return lambda values, tensors, handle: public(*pick(values), stream=handle)
+    launch, rest = compiled.run.launch, _given_to_c(compiled, grid)
+    as_one = rest[-1] == ()  # newer versions of Triton hand the arguments over as one, the last
+    rest = rest[:-1] if as_one else rest
 
     def step(values: list[Any], tensors: list[Any], handle: int) -> None:
         if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
             public(*pick(values), stream=handle)
+        elif as_one:
+            launch(x, y, z, handle, *rest, pick(values))
         else:
-            run(x, y, z, handle, function, metadata, None, None, None, *pick(values))
+            launch(x, y, z, handle, *rest, *pick(values))
 
     return step
+
+
+def _given_to_c(compiled: Any, grid: tuple[int, ...]) -> tuple[Any, ...]:
+    """What Triton's launcher gives to its C function after grid and stream, without arguments."""
+    found: list[tuple[Any, ...]] = []
+    launcher = copy.copy(compiled.run)
+    launcher.launch = lambda *given: found.append(given)
+    launcher(*grid, 0, compiled.function, compiled.packed_metadata, None, None, None)
+    return found[0][4:]
 
 
 def _tile(constants: dict[str, object]) -> str:
