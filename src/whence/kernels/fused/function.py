@@ -131,7 +131,7 @@ class LagAttention(torch.autograd.Function):
 
 
 # As LagAttention.apply, without its rules for torch.func, whose transforms `refuse` keeps away.
-_recorded: Any = super(torch.autograd.Function, LagAttention).apply  # type: ignore[misc]
+_recorded: Any = super(torch.autograd.Function, LagAttention).apply
 
 
 def attended(

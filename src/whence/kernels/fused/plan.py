@@ -238,9 +238,9 @@ class Plan:
         ]
 
     def _compile(self) -> None:
-        """Compile and load all kernels side by side, which takes half of the time.
+        """Compile and load all kernels side by side.
 
-        Triton leaves most of the work to processes and to code that runs beside Python.
+        Much of it is the work of other processes (ptxas, gcc) and of C++ beside Python.
         """
         import triton  # a Linux package; there is no compiled kernel without it
 
@@ -260,35 +260,40 @@ class Plan:
 
     def run(self, given: Tensors) -> tuple[Tensor | None, ...]:
         """Allocate the memory and start the kernels; the tensors are laid out as their slots."""
-        device, on_gpu = self.device, self._on_gpu
-        if on_gpu and torch._C._cuda_getDevice() != device.index:
-            with torch.cuda.device(device):
+        if not self._on_gpu:
+            return self._interpreted(given)
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
                 return self.run(given)
-        tensors = self._constants.copy()
+        tensors, values = self._constants.copy(), self._constants.copy()
         tensors[: self._n_given] = given
-        values = tensors
-        if on_gpu:
-            values = self._constants.copy()
-            values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
+        values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
         for place, shape, strides, dtype, zeros in self._allocated:
-            if on_gpu:
-                x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
-                values[place] = x.data_ptr()
-            else:
-                x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            tensors[place] = x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
+            values[place] = x.data_ptr()
             if zeros:
                 x.zero_()
-            tensors[place] = x
-        for place, whole, offset, room in self._parts:
-            values[place] = values[whole] + offset if on_gpu else part(tensors[whole], offset, room)
+        for place, whole, offset, _ in self._parts:
+            values[place] = values[whole] + offset
         for place, get in self._groups.values():
             values[place] = get(values)
-        if not on_gpu:
-            for _, step in self._steps:
-                step(values, tensors, 0)
-        else:
-            self._start(values, tensors)
+        self._start(values, tensors)
         return tuple([tensors[place] for place in self._result_places])
+
+    def _interpreted(self, given: Tensors) -> tuple[Tensor | None, ...]:
+        """The same in Triton's interpreter, whose kernels take tensors."""
+        values = self._constants.copy()
+        values[: self._n_given] = given
+        for place, shape, strides, dtype, zeros in self._allocated:
+            x = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            values[place] = x.zero_() if zeros else x
+        for place, whole, offset, room in self._parts:
+            values[place] = part(values[whole], offset, room)
+        for place, get in self._groups.values():
+            values[place] = get(values)
+        for _, step in self._steps:
+            step(values, values, 0)
+        return tuple([values[place] for place in self._result_places])
 
     def _start(self, values: list[Any], tensors: list[Any]) -> None:
         if not self._sided:
