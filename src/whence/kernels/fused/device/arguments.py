@@ -1,7 +1,8 @@
 """The groups of arguments that the kernels take.
 
-A tensor that a call does not have is None in its group, and its strides are 0. The stride of an
-axis that broadcasts is 0 too. Fields in capitals are compile-time constants.
+A tensor that a call does not have is None in its group, and its strides are 0; a group of which a
+call has nothing may be None itself. The stride of an axis that broadcasts is 0 too. Fields in
+capitals are compile-time constants.
 """
 
 from typing import Any, NamedTuple
