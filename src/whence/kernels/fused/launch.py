@@ -643,6 +643,7 @@ def _call(
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
+        NEGATIVE=numbers.scale < 0.0,
         FAR=far is not None,
         TOKENS=by_token(q),
         PRECISION=_precision(q),

@@ -288,6 +288,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
+        NEGATIVE=numbers.scale < 0.0,
         FAR=False,
         TOKENS=tokens,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
