@@ -12,9 +12,7 @@ from whence import LagBias, Line, Mask, attend
 from whence.kernels.fused.backend import Inputs, Numbers, Product, Wanted
 
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
-band_module = pytest.importorskip(
-    "whence.kernels.fused.device.band", reason="Triton is a Linux package"
-)
+launch = pytest.importorskip("whence.kernels.fused.launch", reason="Triton is a Linux package")
 
 pytestmark = pytest.mark.triton
 
@@ -67,15 +65,9 @@ class Case(NamedTuple):
     leaves: dict[str, Tensor]
 
 
-def width_of(edge: int) -> int:
-    """All copies of a laid-out band with this edge, a multiple of 16."""
-    return 2 * band_module.COPIES.value * (2 * edge + band_module.COPY_MARGIN.value)
-
-
-def laid_out(bias: LagBias, q_start: int, before: int, after: int) -> Tensor:
-    """The bias in base 2, -inf outside of the window: the first copy, which these kernels read."""
-    width = width_of((bias.reach + 272) // 16 * 16)
-    edge = band_module.edge_of(width, q_start)
+def laid_out(bias: LagBias, before: int, after: int) -> Tensor:
+    """The bias in base 2, -inf outside of the window."""
+    edge = bias.reach + launch.MARGIN
     lag = torch.arange(-edge, edge + 1)
     out = bias.at(lag).detach() * LOG2E
     hidden = torch.zeros_like(lag, dtype=torch.bool)
@@ -83,8 +75,7 @@ def laid_out(bias: LagBias, q_start: int, before: int, after: int) -> Tensor:
         hidden = hidden | (lag < -before)
     if after >= 0:
         hidden = hidden | (lag > after)
-    out = out.masked_fill(hidden, -torch.inf)
-    return torch.nn.functional.pad(out, (0, width - out.shape[-1]), value=torch.nan).contiguous()
+    return out.masked_fill(hidden, -torch.inf).contiguous()
 
 
 def random_case(seed: int, *, triangle: bool = False) -> Case:
@@ -130,7 +121,7 @@ def random_case(seed: int, *, triangle: bool = False) -> Case:
             inputs = inputs._replace(tails=leaf("tails", 4, batches, heads, 1))
             left, right = (Line(inputs.tails[i], inputs.tails[i + 1]) for i in (0, 2))
             bias = LagBias(inputs.band, left, right)
-        band = laid_out(bias, q_start, before, after)
+        band = laid_out(bias, before, after)
     options = {
         "bias": bias,
         "mask": Mask(keys=keys, segments=segments),
@@ -245,5 +236,5 @@ def test_what_is_too_long_or_has_a_product_or_a_value_table_does_not_fit() -> No
     assert not short.fits(*half, call._replace(product=Product(1.0, None, table)))
     assert not short.fits(*half, call._replace(inputs=NO_INPUTS._replace(table=table)))
     near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
-    assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, width_of(112))))
-    assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, width_of(128))))
+    assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 112 + 1)))
+    assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 128 + 1)))

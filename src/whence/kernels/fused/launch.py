@@ -34,7 +34,6 @@ from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.backward import STRIPE, key_kernel, query_kernel
 from whence.kernels.fused.device.band import (
     CURVES,
-    edge_of,
     head_layout_kernel,
     row_layout_kernel,
 )
@@ -45,7 +44,6 @@ from whence.kernels.fused.device.d_product import (
 )
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.tile import COPIES, COPY_MARGIN
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -194,8 +192,9 @@ def backward(
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = _rows(d_out)
-    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, call.tile_kind)
-    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, call.tile_kind)
+    tile_kind = call.tile_kind._replace(tail_sums=d_tails is not None)
+    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
+    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
     # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
     # have no rounding errors, so the error of delta is the only one left and shows. In a window of
@@ -229,7 +228,7 @@ def backward(
     stripes = None
     if shared and few_tokens:
         count = _ceil(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
-        length = (_ceil(n_q, by_keys.rows) + 1) * by_keys.rows
+        length = (_ceil(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
     # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
     # kernels of the band run beside it on a second stream.
@@ -250,9 +249,6 @@ def backward(
         stages=by_keys.stages,
         KIND=call.kind,
         TILE=key_tile,
-        # In float32, without tensor cores, it would need too many registers; for longer sequences
-        # it was measured to be slower.
-        UNSTAGED=few_tokens and q.dtype != torch.float32,
     )
     if stripes is not None:
         d_band = _striped_band(plan, call, stripes, key_tile)
@@ -404,14 +400,12 @@ def _laid_out(
     if not base_2:
         laid_out = shape
     batches, heads, _, width = laid_out
-    copies = 2 * COPIES.value if base_2 else 1
-    edge = edge_of(width, numbers.q_start) if base_2 else width // 2
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (_ceil(width // copies, 1024), batches * heads, copies),
+        (_ceil(width, 1024), batches * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
-        *a.scalars(given.sizes._replace(n_heads=heads, edge=edge)),
+        *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
         KIND=given.kind,
         BLOCK=1024,
         BASE_2=base_2,
@@ -439,8 +433,8 @@ def laid_out_shape(
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
     value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    edge = (max(reach, value_reach, numbers.far) + MARGIN) // 16 * 16
-    return (batches, heads, 1, 2 * COPIES.value * (2 * edge + COPY_MARGIN.value))
+    edge = max(reach, value_reach, numbers.far) + MARGIN
+    return (batches, heads, 1, 2 * edge + 1)
 
 
 def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
@@ -649,6 +643,7 @@ def _call(
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
+        NEGATIVE=numbers.scale < 0.0,
         FAR=far is not None,
         TOKENS=by_token(q),
         PRECISION=_precision(q),
@@ -659,7 +654,7 @@ def _call(
         n_k=n_k,
         q_start=numbers.q_start,
         reach=0 if shape is None else shape[-1] // 2,
-        edge=_edge(band, numbers.q_start, raw_band or per_row),
+        edge=0 if band is None else band.shape[-1] // 2,
         n_heads=h,
         value_reach=0 if table is None else table.shape[1] // 2,
         before=numbers.before,
@@ -694,12 +689,6 @@ def _band_shape(
     if curve is not None:
         return (1, q.shape[1], 1, 2 * curve.reach + 1)
     return None if inputs.band is None else tuple(inputs.band.shape)
-
-
-def _edge(band: Any, q_start: int, single: bool) -> int:
-    if band is None:
-        return 0
-    return band.shape[-1] // 2 if single else edge_of(band.shape[-1], q_start)
 
 
 def _precision(q: Any) -> str:

@@ -11,7 +11,6 @@ import torch
 
 from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
-from whence.kernels.fused.device.band import edge_of
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Operands,
@@ -64,7 +63,7 @@ def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
         return False
     if call.band is None:
         return True
-    laid_out = LONGEST - 1 + abs(numbers.q_start) <= _edge(call)
+    laid_out = LONGEST - 1 + abs(numbers.q_start) <= call.band.shape[-1] // 2
     return bool(call.band.shape[2] == 1 and laid_out)
 
 
@@ -257,7 +256,7 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
         n_k=k.shape[2],
         q_start=numbers.q_start,
         reach=0 if band is None else band.shape[-1] // 2,
-        edge=0 if call.band is None else _edge(call),
+        edge=0 if call.band is None else call.band.shape[-1] // 2,
         n_heads=q.shape[1],
         value_reach=0,
         before=numbers.before,
@@ -266,10 +265,6 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
         scale=numbers.scale,
         dropout=numbers.dropout,
     )
-
-
-def _edge(call: ShortCall) -> int:
-    return edge_of(call.band.shape[-1], call.numbers.q_start)
 
 
 def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
@@ -293,6 +288,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
+        NEGATIVE=numbers.scale < 0.0,
         FAR=False,
         TOKENS=tokens,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

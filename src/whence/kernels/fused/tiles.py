@@ -205,10 +205,10 @@ def _smaller(tiles: Tiles) -> Tiles:
 
 
 # The table has the best tiles for far keys, where no bias is looked up. Looking it up in near tiles
-# takes registers and shared memory, most where every row has its own band. The functions below
+# takes registers, and where every row has its own band also shared memory. The functions below
 # choose tiles for that. They were measured on one H200 (docs/LOG.md); on another GPU these choices
 # may cost speed, but no exactness.
-NEAR = 32  # keys in one step of near tiles, or rows in the key kernel
+NEAR = 32  # keys in one step of near tiles that have to be small, or rows in the key kernel
 SHORT, MIDDLE = 1024, 2048  # tokens: up to these lengths a program has little work
 
 
@@ -221,6 +221,7 @@ class TileKind(NamedTuple):
     near_alone: bool  # a plain kernel takes the far keys
     causal: bool
     sloped: bool
+    tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
 
 
 def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
@@ -233,7 +234,7 @@ def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     if near_rows or (kind.near_alone and kind.d > 64):
         tiles = tiles._replace(stages=min(tiles.stages, 2))
         return tiles, tiles.keys
-    return tiles, min(tiles.keys, NEAR)
+    return tiles, min(tiles.keys, NEAR) if kind.by_row else tiles.keys
 
 
 def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
@@ -245,7 +246,8 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
         tiles = tiles._replace(rows=min(tiles.rows, 64))
     if kind.n <= SHORT and kind.d <= 64:
         tiles = _at_most(tiles, 64, 32)
-    return tiles, tiles.keys if kind.d > 64 else min(tiles.keys, NEAR)
+    small = kind.d <= 64 and (kind.tail_sums or kind.near_alone)
+    return tiles, min(tiles.keys, NEAR) if small else tiles.keys
 
 
 def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:

@@ -192,6 +192,7 @@ class Kind(NamedTuple):
     KEYS: bool  # some keys are padding
     SEGMENTS: bool
     DROPOUT: bool
+    NEGATIVE: bool  # the scale is
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients

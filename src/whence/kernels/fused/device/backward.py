@@ -30,6 +30,7 @@ from whence.kernels.fused.device.tile import (
     load_far,
     load_rows,
     load_tails,
+    longest_first,
     masked_left,
     masked_right,
     near_bias,
@@ -44,9 +45,11 @@ from whence.kernels.fused.device.tile import (
     within,
 )
 
-# Keys of a stripe. Each of four warps holds this many keys of a tile [64 keys, rows], so the sums
-# of a stripe's diagonals need exchanges within a warp only.
+# Keys of a stripe: each of four warps holds this many keys of a tile [64 keys, rows]. In tensor
+# cores' layout of a tile, a thread has of a stripe's keys two that are HALF apart, and of the rows
+# every HALF-th.
 STRIPE = tl.constexpr(16)
+HALF = tl.constexpr(8)
 
 
 class Queries(NamedTuple):
@@ -88,7 +91,6 @@ def tile_gradient(
     EVEN: tl.constexpr,  # no tile extends beyond the last row or key
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries], not [queries, keys]
     PREPARED: tl.constexpr,  # lse and delta include what a row adds on the far side already
-    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """Weights and dS of one tile."""
     if BY_KEYS:
@@ -108,11 +110,7 @@ def tile_gradient(
     RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
     there = row < sizes.n_q
     if NEAR_BAND:
-        if UNSTAGED and not KIND.PER_ROW:
-            if sizes.reach >= 0:  # always true, see near_bias; the sum inside it saves registers
-                logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, True)
-        else:
-            logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS, False)
+        logits += near_bias(head, place, there, sizes, KIND, EVEN, BY_KEYS)
     if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
@@ -209,7 +207,7 @@ def query_kernel(
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     TAIL_SUMS: tl.constexpr = gradients.d_tails is not None
-    block = tl.program_id(0)
+    block = longest_first(KIND)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
@@ -443,7 +441,6 @@ def summed_keys(
             TILE.EVEN,
             False,
             False,
-            False,
         )
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = cols[None, :] - (first_row + r + sizes.q_start)
@@ -572,7 +569,6 @@ def key_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,  # here NEAR is a number of rows
-    UNSTAGED: tl.constexpr,  # the load of a shared band is not staged through shared memory
 ):
     """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
@@ -620,7 +616,6 @@ def key_kernel(
                     KIND,
                     TILE,
                     2 - STEP,
-                    UNSTAGED,
                 )
     d_k *= sizes.scale
     if KIND.FAR:
@@ -651,7 +646,6 @@ def summed_rows(
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     REGION: tl.constexpr,  # where these keys lie as seen from the rows
-    UNSTAGED: tl.constexpr,
 ):
     """dK and dV of a block of keys after the rows of one region of one query head."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.ROWS
@@ -682,6 +676,7 @@ def summed_rows(
         of_head = bh * tl.num_programs(0) * STRIPES * length
         diagonals = stripes + of_head + (stripe * length + r[None, :])
         unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
+        last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         index = block + r
         first_row = tl.zeros([], tl.int64) + block
@@ -720,16 +715,18 @@ def summed_rows(
             TILE.EVEN,
             True,
             PREPARED,
-            UNSTAGED,
         )
         d_v = tl.dot(dropped.to(d_tile.dtype), d_tile, d_v, input_precision=KIND.PRECISION)
         d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
         if STRIPED:  # a diagonal of a stripe that starts in one tile ends in the next
-            own, earlier = stripe_sums(d_logits)
+            own, earlier, last_rows = stripe_sums(d_logits, last_rows)
             tl.store(diagonals + block, unfinished + earlier)
             unfinished = own
     if STRIPED:
-        tl.store(diagonals + stop, unfinished)
+        nothing = tl.zeros([STRIPES * STRIPE, BLOCK], dtype=tl.float32)
+        own, earlier, last_rows = stripe_sums(nothing, last_rows)
+        tl.store(diagonals + stop, unfinished + earlier)
+        tl.store(diagonals + (stop + BLOCK), own)
     return KeySums(d_k, d_v)
 
 
@@ -757,29 +754,58 @@ def lse_and_delta(ptr, r, there, EVEN: tl.constexpr):
 
 @triton.jit
 def stripe_length(sizes, TILE: tl.constexpr):
-    """How many sums a stripe has: one for each r - c, from -ROWS to the last row, in whole tiles.
-
-    r is a row of the head and c = 0..15 a key of the stripe.
-    """
-    return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 1) * TILE.ROWS
+    """How many sums a stripe has (stripe_place), in whole tiles."""
+    return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 2) * TILE.ROWS
 
 
 @triton.jit
-def stripe_sums(d_logits):
+def stripe_place(diagonal, TILE: tl.constexpr):
+    """Where a stripe has the sum of a diagonal r - c, r a row of the head and c = 0..15 a key."""
+    return diagonal + (TILE.ROWS + HALF)
+
+
+@triton.jit
+def stripe_sums(d_logits, last_rows):
     """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
 
-    At t the first holds the cells with r - c = t. The second holds those with r - c = t - ROWS,
-    diagonals that started in the tile before. The row of key c is rotated by c places, so that
-    column t holds both; this takes one exchange between threads for each cell.
+    The two keys of a thread are added first. On one diagonal, the rows of the lower key are HALF
+    before those of the upper one, so the lower key's rows are delayed by so many: `last_rows` are
+    those of the tile before, and those of this tile are returned for the next.
+
+    Then the row of key c = 0..7 is rotated by c places. At t the first result holds the cells with
+    r - c = t, the second those with r - c = t - ROWS, whose diagonals started in the tile before.
     """
     KEYS: tl.constexpr = d_logits.shape[0]
     ROWS: tl.constexpr = d_logits.shape[1]
     STRIPES: tl.constexpr = KEYS // STRIPE
-    cells = tl.reshape(d_logits, [STRIPES, STRIPE, ROWS])
-    c = tl.arange(0, STRIPE)[None, :, None]
-    t = tl.arange(0, ROWS)[None, None, :]
-    turn = tl.broadcast_to(c + t, [STRIPES, STRIPE, ROWS])
-    turned = tl.gather(cells, turn % ROWS, 2)
-    own = tl.sum(tl.where(turn < ROWS, turned, 0.0), 1)
-    earlier = tl.sum(tl.where(turn < ROWS, 0.0, turned), 1)
-    return own, earlier
+    cells = tl.reshape(d_logits, [STRIPES, 2, HALF, ROWS // HALF, HALF])
+    lower, upper = tl.split(tl.permute(cells, [0, 2, 4, 3, 1]))
+    lower, last_rows = delayed(lower, last_rows)
+    pairs = tl.reshape(tl.permute(lower + upper, [0, 1, 3, 2]), [STRIPES * HALF * ROWS])
+    # The cells are gathered as one row, [key, stripe, t], of which a thread gets all keys.
+    place = tl.arange(0, HALF * STRIPES * ROWS)
+    c = place // (STRIPES * ROWS)
+    stripe = (place // ROWS) % STRIPES
+    t = place % ROWS
+    turned = tl.gather(pairs, (stripe * HALF + c) * ROWS + (t + c) % ROWS, 0)
+    turned = tl.reshape(turned, [HALF, STRIPES * ROWS])
+    is_own = tl.reshape(t + c, [HALF, STRIPES * ROWS]) < ROWS
+    earlier = tl.sum(tl.where(is_own, 0.0, turned), 0)
+    own = tl.sum(turned, 0) - earlier
+    return tl.reshape(own, [STRIPES, ROWS]), tl.reshape(earlier, [STRIPES, ROWS]), last_rows
+
+
+@triton.jit
+def delayed(x, first):
+    """x moved by one place along its last axis, begun with `first`; and the last, which falls out.
+
+    By halves: what moves to an even place was at an odd one, so that no thread needs another's.
+    """
+    moved = first
+    last = x
+    if x.shape[3] > 1:
+        places = tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2], x.shape[3] // 2, 2])
+        even, odd = tl.split(places)
+        to_even, last = delayed(odd, first)
+        moved = tl.reshape(tl.join(to_even, even), x.shape)
+    return moved, last

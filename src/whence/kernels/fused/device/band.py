@@ -1,12 +1,9 @@
 """The laid-out band, in which near tiles look the bias up, made from a caller's band or a curve.
 
 The laid-out band is in base 2. For a head it extends as far as a near tile can touch, with its
-tails beyond its reach and -inf outside the window. There are four copies, of which copy i begins
-at lag -edge - i. Row r of a tile looks its lags up in copy r % 4, where the first of them is at a
-multiple of four, so that one load brings four cells. The key kernel, whose tiles are transposed,
-has four copies in reverse. For a row the band extends one place beyond its reach on each side,
-where it holds the constant of the tail; the look-up is clipped to these places. Of a causal call it
-holds -inf at lags above 0.
+tails beyond its reach and -inf outside the window. For a row it extends one place beyond its reach
+on each side, where it holds the constant of the tail; the look-up is clipped to these places. Of a
+causal call it holds -inf at lags above 0. Its *edge* is the largest |lag| in it.
 
 A curve has up to three parameter tensors (whence.lag.deferred says what they are). Kernels evaluate
 it through device functions of a head h and a block of lags, which they take as compile-time
@@ -28,14 +25,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import (
-    COPIES,
-    COPY_MARGIN,
-    LOG2E,
-    copy_length,
-    reversed_edge,
-    sizes_of,
-)
+from whence.kernels.fused.device.tile import LOG2E, sizes_of
 from whence.lag.deferred import widths_to_zero
 from whence.units import GAIN
 
@@ -44,19 +34,9 @@ WIDTHS_TO_ZERO = tl.constexpr(widths_to_zero(torch.float32))
 SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
-def edge_of(width: int, q_start: int) -> int:
-    """The largest |lag| in a laid-out band of a head, from the total width of all its copies.
-
-    It differs from q_start by a multiple of four, as near_bias in device/tile.py requires.
-    """
-    copies, margin = 2 * COPIES.value, COPY_MARGIN.value
-    edge: int = (width // copies - margin) // 2 + q_start % COPIES.value
-    return edge
-
-
 @triton.jit(do_not_specialize=[*VARYING])
 def head_layout_kernel(
-    laid_out,  # float32 [b, h, copy, copy_length]; without BASE_2, [b, h, 2 * edge + 1]
+    laid_out,  # float32 [b, h, 2 * edge + 1]
     bias,  # the band as the caller gave it; for a curve, this kernel writes extent and tails
     parameters,
     numbers,
@@ -73,24 +53,18 @@ def head_layout_kernel(
     CURVE_TAILS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """One block of lags (program 0) of one head of one sequence (program 1), of one copy (2)."""
+    """One block of lags (program 0) of one head of one sequence (program 1)."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
     h = bh % sizes.n_heads
     length = 2 * edge + 1
-    if BASE_2:
-        length = copy_length(edge)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    copy = tl.program_id(2)
-    first, step = -edge - copy, 1
-    if copy >= COPIES:
-        first, step = reversed_edge(edge) + (copy - COPIES), -1
-    lag = first + step * place
+    lag = place - edge
     inside = (lag >= -reach) & (lag <= reach)
     if CURVE_EXTENT is not None:
         extent = CURVE_EXTENT(h, reach, parameters, COUNT)
-        if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+        if tl.program_id(0) == 0:
             tl.store(bias.extent + h, extent)
         cells = tl.zeros([BLOCK], dtype=tl.float32)
         if tl.min(tl.abs(lag)) <= extent:
@@ -106,7 +80,7 @@ def head_layout_kernel(
         kind = bias.tail_kind
         if CURVE_TAILS is not None:
             left, left_slope, right, right_slope = CURVE_TAILS(h, reach, parameters)
-            if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+            if tl.program_id(0) == 0:
                 tl.store(tails, left)
                 tl.store(tails + kind, left_slope)
                 tl.store(tails + 2 * kind, right)
@@ -126,9 +100,7 @@ def head_layout_kernel(
             cells = tl.where(lag < -sizes.before, float("-inf"), cells)
         if KIND.AFTER:
             cells = tl.where(lag > sizes.after, float("-inf"), cells)
-    tl.store(
-        laid_out + (bh * tl.num_programs(2) + copy) * length + place, cells, mask=place < length
-    )
+    tl.store(laid_out + bh * length + place, cells, mask=place < length)
 
 
 @triton.jit(do_not_specialize=[*VARYING])

@@ -19,6 +19,7 @@ from whence.kernels.fused.device.backward import (
     MassGradient,
     Queries,
     stripe_length,
+    stripe_place,
     tile_gradient,
 )
 from whence.kernels.fused.device.tile import (
@@ -147,7 +148,6 @@ def band_kernel(
                 TILE.EVEN,
                 False,
                 False,
-                False,
             )
             total += d_logits
         # Cell (r, c) has lag lag_0 + c - r. With row r rotated by r places, column t holds every
@@ -242,7 +242,7 @@ def stripe_kernel(
         there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach)[None, :]
         there = there & (diagonal >= (rows.near_start - TILE.ROWS)[:, None])
         there = there & (diagonal < rows.near_stop[:, None])
-        cell = stripe[:, None] * length + (diagonal + TILE.ROWS)
+        cell = stripe[:, None] * length + stripe_place(diagonal, TILE)
         for first_batch in range(0, batches, BATCHES):
             each = first_batch + tl.arange(0, BATCHES)
             head = ((first + each) * sizes.n_heads + h) * stripes * length

@@ -14,8 +14,7 @@ from whence.kernels.fused.device.arguments import Rows, Sizes
 LOG2E = tl.constexpr(1.4426950408889634)
 # The rounding error of the output is stored times this, so that it is no subnormal float16.
 RESIDUAL_SCALE = tl.constexpr(256.0)
-COPIES = tl.constexpr(4)  # copies of a head's laid-out band, and as many of its reverse (band.py)
-COPY_MARGIN = tl.constexpr(16)  # added to twice the edge, rounded down: the length of a copy
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # by Triton's interpreter, on a CPU
 
 
 class Tails(NamedTuple):
@@ -193,6 +192,15 @@ def near_reach_of(bias, h, sizes, KIND: tl.constexpr):
 
 
 @triton.jit
+def longest_first(KIND: tl.constexpr):
+    """This program's block of rows. A causal call begins with the last, which has the most keys."""
+    block = tl.program_id(0)
+    if KIND.CAUSAL:
+        block = tl.num_programs(0) - 1 - block
+    return block
+
+
+@triton.jit
 def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """The keys that a block of rows touches: those in its window, in whole tiles."""
     first = block * TILE.ROWS + sizes.q_start
@@ -346,7 +354,6 @@ def near_bias(
     KIND: tl.constexpr,
     EVEN: tl.constexpr,  # all rows of the tile exist
     BY_KEYS: tl.constexpr,  # the tile is [keys, queries]
-    UNSTAGED: tl.constexpr,  # load a shared band directly, not through shared memory
 ):
     """The bias of every cell of a near tile, in base 2.
 
@@ -383,44 +390,40 @@ def near_bias(
             slope = tl.where(lag < 0, tails.left_slope, tails.right_slope)
             slope *= tl.abs(lag).to(tl.float32)
             bias += tl.where(within(lag, sizes.reach), 0.0, slope)
-    elif UNSTAGED:
-        bias = tl.load(head.band + (ahead + sizes.edge) + (place.c - place.r))
     else:
-        # Copies are shifted so that a row, or a key of a transposed tile, begins at a multiple of
-        # COPIES: one load brings so many cells.
-        length = copy_length(sizes.edge)
-        if BY_KEYS:
-            copy = place.c % COPIES
-            line = (copy + COPIES) * length - (place.c - copy)
-            start, across = reversed_edge(sizes.edge) - ahead, place.r
-        else:
-            copy = place.r % COPIES
-            line = copy * length - (place.r - copy)
-            start, across = sizes.edge + ahead, place.c
-        line = tl.multiple_of(line, (COPIES, COPIES))
-        bias = tl.load(head.band + tl.multiple_of(start, COPIES) + (line + across))
+        # Rows are counted from the last, so that both terms grow with the index of a register. Then
+        # the compiler sees which cells of a thread have the same lag, and reads it once for them.
+        LAST: tl.constexpr = place.r.shape[0] * place.r.shape[1] - 1
+        line = head.band + (ahead + sizes.edge - LAST) + (LAST - place.r)
+        bias = read_in_place(line + place.c)
     return bias
+
+
+@triton.jit
+def read_in_place(ptr):
+    """The float32 at each of these addresses, which no program of the kernel writes.
+
+    A thread reads the cells that it needs. tl.load would let it read cells that lie side by side in
+    memory, and move each cell to the thread that needs it through shared memory.
+    """
+    if INTERPRETED:
+        cells = tl.load(ptr)
+    else:
+        cells = tl.inline_asm_elementwise(
+            "ld.global.nc.f32 $0, [$1];",
+            "=f,l",
+            [ptr.to(tl.int64)],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return cells
 
 
 @triton.jit
 def load_cells(place, there, EVEN: tl.constexpr):
     """The numbers at these addresses, or 0 where there is none."""
     return tl.load(place) if EVEN else tl.load(place, mask=there, other=0.0)
-
-
-@triton.jit
-def copy_length(edge):
-    """The length of one copy of a laid-out band (band.py)."""
-    return 2 * (edge // COPIES) * COPIES + COPY_MARGIN
-
-
-@triton.jit
-def reversed_edge(edge):
-    """The lag at the start of the first reversed copy.
-
-    It is the edge or two more: it plus q_start is a multiple of four, as the edge less q_start is.
-    """
-    return edge + 2 * (edge % 2)
 
 
 @triton.jit
