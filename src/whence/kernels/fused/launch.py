@@ -717,9 +717,9 @@ def _visible(inputs: Inputs) -> a.Visible | None:
 def _product_group(q: Any, product: Product | None) -> a.Product | None:
     if product is None:
         return None
-    return a.Product(
-        _rows(q if product.query is None else product.query), _table(product.table), product.scale
-    )
+    query = q if product.query is None else product.query
+    table = a.Table(product.table, *_strides(product.table, 0))
+    return a.Product(_rows(query), table, product.scale)
 
 
 def _parameters(given: Sequence[Any]) -> a.Parameters:

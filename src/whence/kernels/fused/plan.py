@@ -132,7 +132,8 @@ class Plan:
         self._groups: dict[object, tuple[int, Getter]] = {}  # groups with slots: place and getter
         self._allocated: list[tuple[Any, ...]] = []  # place, and what `empty_strided` takes
         self._steps: list[tuple[str, Step]] = []  # (stream, step)
-        self._compiled: dict[int, tuple[Compiled, tuple[int, ...], Getter]] = {}  # of each step
+        # By the place of a step: the kernel that it starts, the grid and what picks the arguments.
+        self._compiled: dict[int, tuple[Compiled, tuple[int, ...], Getter]] = {}
         self._sided = False  # whether a step is on the second stream
         self._as_tensor = set[int]()  # places of slots that are given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
