@@ -56,8 +56,9 @@ class Problem:
         other = copy.copy(self)
         other.method = copy.deepcopy(self.method).double()
         other.__dict__.pop("leaves", None)  # those of this problem
-        for name in ("q", "k", "v", "d_out", "x", "x_q"):
+        for name in ("q", "k", "v", "d_out", "x"):
             setattr(other, name, getattr(self, name).detach().double())
+        other.x_q = other.x[:, -self.point.n_q :]
         if self.learns:
             for part in (other.q, other.k, other.v):
                 part.requires_grad_()
