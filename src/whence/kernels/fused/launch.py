@@ -497,7 +497,8 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
     assert call.band_shape is not None
     assert tile.NEAR == tile.ROWS
     (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
-    width, lags = 2 * call.sizes.reach + 1, 32
+    width = 2 * call.sizes.reach + 1
+    lags = 32 if _ceil(width, 32) * batches * h >= BUSY else 16
     d_band = plan.empty((batches, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,

@@ -16,9 +16,9 @@ is the largest |lag| at which a head's band is not exactly 0.
 hardware's exp2 serves in place of exp.
 
 **The laid-out band** (band.py) is a head's band in base 2, with its tails on both sides as far as a
-near tile can touch, and with -inf outside the window. A near tile then needs no comparison, and
-from four copies, each shifted by one place, it loads four cells at once. The band of each query row
-is laid out with one constant tail cell on each side, and its look-up is clipped to those.
+near tile can touch, and with -inf outside the window. A near tile then needs no comparison. The
+band of each query row is laid out with one constant tail cell on each side, and its look-up is
+clipped to those.
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It
