@@ -421,6 +421,29 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
     assert any(plan.workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
 
 
+def test_a_hook_on_launches_is_called_once_it_is_there(
+    as_on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    public = list[str]()  # what is started by Triton's own way, which calls the hooks
+
+    def noted(self: CompiledKernel, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments, stream: public.append(self.kernel.fn.__name__)
+
+    monkeypatch.setattr(CompiledKernel, "__getitem__", noted)
+    method, hook = build("tisa", n_heads=2, d_head=16), triton.knobs.runtime.launch_enter_hook
+    q = torch.randn(1, 2, 20, 16)
+    positioned_attention(method, q, q, q, backend="fused")
+    assert not public
+    hook.add(print)
+    try:
+        positioned_attention(method, q, q, q, backend="fused")
+    finally:
+        hook.remove(print)
+    assert public == [launch.kernel for launch in as_on_a_gpu[0].launches]
+
+
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_call_allocates_its_results_one_state_and_one_workspace(
     monkeypatch: pytest.MonkeyPatch,
