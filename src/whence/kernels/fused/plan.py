@@ -20,6 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from operator import itemgetter
 from types import SimpleNamespace
@@ -249,10 +250,13 @@ class Plan:
             with torch.cuda.device(self.device):
                 return _started(compiled(), grid, pick)
 
-        with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
-            with triton.AsyncCompileMode(pool, ignore_errors=True):  # `started` meets them again
+        def compile_all(pool: ThreadPoolExecutor) -> None:
+            with triton.AsyncCompileMode(pool):
                 for compiled, _, _ in self._compiled.values():
                     compiled()
+
+        with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
+            copy_context().run(compile_all, pool)  # a mode that meets an error stays on, in there
             steps = pool.map(started, *zip(*self._compiled.values(), strict=True))
             for place, step in zip(self._compiled, steps, strict=True):
                 self._steps[place] = (self._steps[place][0], step)
