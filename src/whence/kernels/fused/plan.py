@@ -116,7 +116,7 @@ class Launch(NamedTuple):
 # group of arguments. `values` holds what kernels get, on a GPU addresses; `tensors` is for PyTorch.
 Step = Callable[[list[Any], list[Any], int], None]
 Getter = Callable[[list[Any]], Any]  # a group of arguments, from `values`
-Compiled = Callable[[], Any]  # the kernel that Triton compiles for some arguments, or has compiled
+Compiled = Callable[[], Any]  # the kernel that Triton compiles, or has compiled
 
 
 class Plan:
@@ -246,18 +246,20 @@ class Plan:
         """
         import triton  # a Linux package; there is no compiled kernel without it
 
-        def started(compiled: Compiled, grid: tuple[int, ...], pick: Getter) -> Step:
-            with torch.cuda.device(self.device):
-                return _started(compiled(), grid, pick)
-
-        def compile_all(pool: ThreadPoolExecutor) -> None:
+        def compile_all(pool: ThreadPoolExecutor) -> list[Any]:
             with triton.AsyncCompileMode(pool):
-                for compiled, _, _ in self._compiled.values():
-                    compiled()
+                return [compiled() for compiled, _, _ in self._compiled.values()]
+
+        def started(kernel: Any, grid: tuple[int, ...], pick: Getter) -> Step:
+            kernel = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
+            with torch.cuda.device(self.device):
+                return _started(kernel, grid, pick)
 
         with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
-            copy_context().run(compile_all, pool)  # a mode that meets an error stays on, in there
-            steps = pool.map(started, *zip(*self._compiled.values(), strict=True))
+            # In a context of its own: a mode that meets an error is never left in Triton 3.6.
+            kernels = copy_context().run(compile_all, pool)
+            grids, picks = ([each[i] for each in self._compiled.values()] for i in (1, 2))
+            steps = pool.map(started, kernels, grids, picks)
             for place, step in zip(self._compiled, steps, strict=True):
                 self._steps[place] = (self._steps[place][0], step)
 
