@@ -88,17 +88,17 @@ class Ready:
             return attended(tensors, self.names, self.numbers, recorded=self.recorded)
         return self.plan.run(tensors)
 
-    def places(self, saved: Sequence[Tensor]) -> Sequence[int]:
-        """The addresses of the tensors that are saved for `gradients`."""
-        return [x.data_ptr() for x in saved]
+    def places(self, saved: Sequence[Tensor]) -> Sequence[Hashable]:
+        """Where the tensors that are saved for `gradients` are, and how they lie there."""
+        return [(x.data_ptr(), x.stride(), x.is_neg()) for x in saved]
 
     def gradients(
-        self, d_out: Tensor, saved: Sequence[Tensor], places: Sequence[int]
+        self, d_out: Tensor, saved: Sequence[Tensor], places: Sequence[Hashable]
     ) -> Sequence[Tensor | None]:
         """The gradient of each tensor of the call, from its tensors and what `attended` gave."""
         rest = (self.names, self.numbers, self.learned)
         if self.places(saved) != places:  # a hook returned others, which may lie otherwise
-            return gradients(d_out, saved, *rest)
+            return gradients(d_out, [x.resolve_neg() for x in saved], *rest)
         layout = (lies(d_out), d_out.is_neg())
         plan = self.back.get(layout)
         if plan is not None:
