@@ -194,18 +194,20 @@ class Plan:
         warps: int = 4,
         stages: int = 3,
         registers: int | None = None,
+        fusion: bool = True,
         side: bool = False,
         **constants: object,
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
-        `registers` limits the registers of a thread. Constants may also be options of Triton's
-        compiler, such as enable_fp_fusion. With `side` the kernel runs on a second stream beside
-        the launches that follow, and the plan waits for it at its end.
+        `registers` limits the registers of a thread. `fusion` lets the compiler make one rounding
+        of a product and a sum; its default in Triton is about to change. With `side` the kernel
+        runs on a second stream beside the launches that follow, and the plan waits for it at its
+        end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         self._sided = self._sided or side
-        options = {"num_warps": warps, "num_stages": stages}
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
         if registers is not None:
             options["maxnreg"] = registers
         self.launches.append(
