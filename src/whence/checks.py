@@ -22,6 +22,8 @@ def require(condition: bool, message: str | Callable[[], str]) -> None:
 def whole(**named: int) -> None:
     """Each named number must be a whole number; torch.export gives symbolic ones."""
     for name, value in named.items():
+        if type(value) is int:  # the most frequent, and the fastest to see
+            continue
         if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
             raise TypeError(f"{name} must be a whole number, got {value!r}.")
 

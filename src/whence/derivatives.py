@@ -52,8 +52,11 @@ def once_differentiable(backward: Backward) -> Backward:
     def once(ctx: Any, *d_outs: Tensor | None) -> Any:
         if torch.compiler.is_compiling():  # a compiled function has no second derivative anyway
             return backward(ctx, *d_outs)
-        if any(x is not None and _is_batched(x) for x in d_outs):
-            raise RuntimeError(f"this attention's backward takes no batch of gradients. {WAY_OUT}")
+        for x in d_outs:
+            if x is not None and _is_batched(x):
+                raise RuntimeError(
+                    f"this attention's backward takes no batch of gradients. {WAY_OUT}"
+                )
         if not torch.is_grad_enabled():
             return backward(ctx, *d_outs)
         with torch.no_grad():

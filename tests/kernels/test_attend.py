@@ -402,6 +402,10 @@ def call(q=(B, H, 5, D), k=(B, H, 7, D), v=(B, H, 7, D), **options):
         ({"bias": lag_bias(1, 1, 7)}, r"got \(1, 1, 7, 5\). Was the method built for another"),
         ({"bias": LagBias(torch.zeros(1, 1, 1, 5))}, "knows lags -2..2 and has no tails"),
         (
+            {"bias": LagBias(torch.zeros(1, 1, 1, 5), Line(torch.zeros(3, 1, 1)), Line())},
+            r"a bias' tails must be \[1 or 2, 1 or 4, 1 or 5\] for this call, got \(3, 1, 1\)",
+        ),
+        (
             {"bias": LowRankBias(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 7, 2))},
             r"low-rank bias must be \[1 or 2, 1 or 4, 5 and 7, r\].*got \(1, 1, 4, 2\)",
         ),

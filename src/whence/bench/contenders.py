@@ -41,13 +41,12 @@ def ours(backend: str) -> Attention:
     """Attention as `whence.nn` runs it."""
 
     def run(problem: Problem) -> Tensor:
-        n_q = problem.q.shape[2]
         return positioned_attention(
             problem.method,
             problem.q,
             problem.k,
             problem.v,
-            x_q=problem.x[:, -n_q:],
+            x_q=problem.x_q,
             x_k=problem.x,
             causal=problem.causal,
             backend=backend,

@@ -44,6 +44,7 @@ class Problem:
         self.k, self.v = random(b, h, point.n, d), random(b, h, point.n, d)
         self.d_out = random(b, h, point.n_q, d)
         self.x = random(b, point.n, h * d)
+        self.x_q = self.x[:, -point.n_q :]  # here: cutting it is no part of the attention
         self.point = point
         self.causal, self.learns = point.causal, point.mode == "both"
         if self.learns:
@@ -57,6 +58,7 @@ class Problem:
         other.__dict__.pop("leaves", None)  # those of this problem
         for name in ("q", "k", "v", "d_out", "x"):
             setattr(other, name, getattr(self, name).detach().double())
+        other.x_q = other.x[:, -self.point.n_q :]
         if self.learns:
             for part in (other.q, other.k, other.v):
                 part.requires_grad_()
@@ -74,7 +76,7 @@ class Problem:
             self.q,
             self.k,
             self.v,
-            x_q=self.x[:, -self.q.shape[2] :],
+            x_q=self.x_q,
             x_k=self.x,
             causal=self.causal,
         )

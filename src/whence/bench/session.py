@@ -141,6 +141,8 @@ class Session:
         if record["extra_bytes"] is None:
             record["skipped"] = "ran out of memory"
             return
+        if point.device == "cuda":
+            torch.cuda.empty_cache()  # the check left memory in pieces; a graph takes new memory
         record["ms"] = timing.timed(step, point.device, seconds=self.effort)
         if point.device == "cuda" and point.mode != "forward" and point.n <= self.graphs_up_to:
             try:

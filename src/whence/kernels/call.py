@@ -10,6 +10,7 @@ from torch import Tensor
 from whence.checks import at_least, broadcasts, is_symbolic, not_nested, require, whole
 from whence.kernels.mask import Mask, as_mask
 from whence.lag import Bias, DenseBias, LagBias, LagValues, LowRankBias, Terms
+from whence.lag.deferred import DeferredBias
 
 PACK = (
     "Pack its sequences into one row: x.values()[None] of heads [b, h, n, d], with "
@@ -228,12 +229,23 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int | Tensor) -> None:
     if terms.lag is not None:
         shape = terms.lag.shape
-        fits = all(broadcasts(x, n) for x, n in zip(shape[:3], (b, h, n_q), strict=True))
+
+        def shared(given: tuple[int, ...]) -> bool:
+            return all(broadcasts(x, n) for x, n in zip(given, (b, h, n_q), strict=True))
+
         require(
-            fits,
+            shared(shape[:3]),
             lambda: (
                 f"bias band must be [1 or {b}, 1 or {h}, 1 or {n_q}, lag] for this call, got "
                 f"{shape}. Was the method built for another number of heads?"
+            ),
+        )
+        tails = [tuple(tail.shape) for tail in _tails(terms.lag)]
+        require(
+            all(len(tail) == 3 and shared(tail) for tail in tails),
+            lambda: (
+                f"a bias' tails must be [1 or {b}, 1 or {h}, 1 or {n_q}] for this call, got "
+                f"{' and '.join(map(str, tails))}."
             ),
         )
         if isinstance(q_start, Tensor):  # any place among the keys
@@ -256,6 +268,14 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int 
         )
     for term in terms.dense:
         _check_dense(term, n_q, n_k)
+
+
+def _tails(bias: LagBias) -> list[Tensor]:
+    """Constants and slopes that a caller gave; those that a curve or a product makes fit it."""
+    if isinstance(bias, DeferredBias):
+        return []
+    lines = [line for line in (bias.left, bias.right) if line is not None]
+    return [x for line in lines for x in (line.const, line.slope) if x is not None]
 
 
 def _check_dense(term: DenseBias, n_q: int, n_k: int) -> None:

@@ -224,7 +224,7 @@ def _plan(turn: Turn, tensors: Sequence[Tensor | None], starts: Sequence[int]) -
         (programs,),
         *(groups[0], groups[-1], *sizes[0], *sizes[-1], turn.size),
         KIND=kind,
-        enable_fp_fusion=False,
+        fusion=False,
     )
     plan.returns(*results)
     return plan

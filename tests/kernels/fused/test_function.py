@@ -5,6 +5,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +169,11 @@ def test_saved_tensors_that_hooks_moved_give_the_same_gradients(
             return torch.cat([x.new_zeros(3), x])[3:]
         return LAYOUTS["transposed"](x.detach())
 
-    for pack in (lambda x: x, moved, turned):
+    def opposite(x: Tensor) -> Tensor:
+        """In the same order, but with the other sign, which a view turns round."""
+        return torch._neg_view(-x) if x.dtype.is_floating_point else x
+
+    for pack in (lambda x: x, moved, turned, opposite):
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             out = positioned_attention(method, q, k, v, backend="fused")
         leaves = [q, k, v, *method.parameters()]
@@ -301,23 +307,21 @@ class CompiledKernel:
     """Stands for what Triton compiles: started with addresses, it runs in the interpreter."""
 
     function = packed_metadata = None
+    metadata = SimpleNamespace(global_scratch_size=0, profile_scratch_size=0)
 
     def __init__(self, kernel: Any, groups: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self.kernel, self.groups, self.constants = kernel, groups, constants
+        self.run = Launcher(self.start)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def start(*arguments: Any, stream: int) -> None:
-            self.run(*grid, stream, *(None,) * 5, *arguments)
+        return lambda *arguments, stream: self.run(*grid, stream, *(None,) * 5, *arguments)
 
-        return start
-
-    def run(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
-        arguments = rest[5:]  # after the function, its metadata and what is for hooks
+    def start(self, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         given = arguments[: len(self.groups)]
         names = self.kernel.arg_names[len(self.groups) :]
         assert list(arguments[len(self.groups) :]) == [self.constants[name] for name in names]
         groups = [self._filled(*pair) for pair in zip(self.groups, given, strict=True)]
-        self.kernel[x, y, z](*groups, **self.constants)
+        self.kernel[grid](*groups, **self.constants)
 
     def _filled(self, group: Any, given: Any) -> Any:
         """A group of arguments with tensors in place of addresses."""
@@ -332,6 +336,22 @@ class CompiledKernel:
         assert (given % 16 == 0) == group.aligned, "compiled for another alignment"
         one = (ctypes.c_char * group.dtype.itemsize).from_address(given)
         return torch.frombuffer(one, dtype=group.dtype)
+
+
+class Launcher:
+    """Stands for Triton's launcher, whose function `launch` is written in C."""
+
+    as_one = False  # whether it takes the arguments as one, as in newer versions of Triton
+
+    def __init__(self, start: Callable[..., None]) -> None:
+        self.start = start
+
+    def __call__(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        fixed, arguments = rest[:5], rest[5:]  # the function, its metadata and what is for hooks
+        self.launch(x, y, z, stream, *fixed, *((arguments,) if self.as_one else arguments))
+
+    def launch(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        self.start((x, y, z), rest[5] if self.as_one else rest[5:])
 
 
 class Compiler:
@@ -367,7 +387,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(plan.Plan, "__init__", started)
     monkeypatch.setattr(plan.Plan, "launch", launched)
     monkeypatch.setattr(plan.Plan, "_start", run_in_order)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of the CPU
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the CPU's
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(
         torch._C._dynamo.guards,
         "_empty_strided_cuda",
@@ -382,8 +403,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("n_q", [1, 20])
 @pytest.mark.usefixtures("nan_in_empty_memory")
 def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
-    as_on_a_gpu: list[Any], spec: str, n_q: int
+    as_on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, spec: str, n_q: int
 ) -> None:
+    monkeypatch.setattr(Launcher, "as_one", n_q > 1)
     method = build(spec, n_heads=2, d_head=16)
     n_k = n_q if n_q > 1 else 40
     for _ in range(2):
@@ -401,6 +423,29 @@ def test_started_by_addresses_as_on_a_gpu_it_is_that_of_the_reference(
             assert x.untyped_storage().nbytes() == x.numel() * x.element_size()
     assert len(as_on_a_gpu) == 2
     assert any(plan.workspace for plan in as_on_a_gpu), "what only kernels see is taken at once"
+
+
+def test_a_hook_on_launches_is_called_once_it_is_there(
+    as_on_a_gpu: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    public = list[str]()  # what is started by Triton's own way, which calls the hooks
+
+    def noted(self: CompiledKernel, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments, stream: public.append(self.kernel.fn.__name__)
+
+    monkeypatch.setattr(CompiledKernel, "__getitem__", noted)
+    method, hook = build("tisa", n_heads=2, d_head=16), triton.knobs.runtime.launch_enter_hook
+    q = torch.randn(1, 2, 20, 16)
+    positioned_attention(method, q, q, q, backend="fused")
+    assert not public
+    hook.add(print)
+    try:
+        positioned_attention(method, q, q, q, backend="fused")
+    finally:
+        hook.remove(print)
+    assert public == [launch.kernel for launch in as_on_a_gpu[0].launches]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

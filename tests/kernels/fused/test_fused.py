@@ -95,6 +95,15 @@ def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+def test_a_negative_scale_turns_the_order_of_the_keys_round() -> None:
+    torch.manual_seed(0)
+    q, k, v = (6 * torch.randn(1, 2, 160, 16) for _ in range(3))
+    band, tail = torch.randn(1, 2, 1, 5), torch.randn(1, 2, 1)
+    options = {"bias": LagBias(band, Line(tail), Line(tail)), "causal": True, "scale": -0.5}
+    found, wanted = (attend(q, k, v, **options, backend=x) for x in ("fused", "reference"))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("n", [20, 70])  # by the short kernels and by the others
 def test_dropout_does_not_round_the_weight_of_the_key_that_a_row_looks_at(n: int) -> None:
     torch.manual_seed(0)

@@ -335,6 +335,8 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
 
 
 OPTIONS = {bool, int, float, str, tuple, type(None)}  # what can be compared by value
+DESCRIBED = (CurveBias, QueryBias)  # biases that a few tensors describe
+PLAIN = (Tensor, Parameter)
 
 
 class Known(NamedTuple):
@@ -355,7 +357,7 @@ def known(
     Where a second call has the signature of the first, the checks have the same outcome and the
     tensors have the same places, so `again` runs it without any of that. None for other calls.
     """
-    if torch.compiler.is_compiling() or not isinstance(bias, CurveBias | QueryBias):
+    if torch.compiler.is_compiling() or not isinstance(bias, DESCRIBED):
         return None
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
@@ -368,7 +370,7 @@ def known(
     parts = bias.tensors()
     tensors = (q, k, v, *(() if values is None else (values.table,)), *parts)
     for x in tensors:
-        if type(x) not in (Tensor, Parameter) or x.is_nested or x.is_neg():
+        if type(x) not in PLAIN or x.is_nested or x.is_neg():
             return None
         if x.layout is not torch.strided:
             return None

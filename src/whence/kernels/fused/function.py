@@ -11,7 +11,7 @@ A call is a list of tensors, a text that names the field of `Given` of each, and
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -67,6 +67,7 @@ class Ready:
         self.names, self.numbers = names, call.flat()
         self.learned = _learned(tensors, names)
         self.recorded = bool(self.learned)
+        self.back: dict[Hashable, Plan] = {}  # the gradients' plans by the layout of d_out
         self.plan: Plan | None = None  # where a plain kernel takes the far keys, there are more
         if not call.numbers.far:
             slots, device = slots_of(tensors), tensors[0].device
@@ -76,7 +77,7 @@ class Ready:
         """The output, differentiable if gradients are recorded."""
         out: Tensor
         if self.recorded or forward_ad._current_level >= 0:
-            out = LagAttention.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            out = _recorded(self, *tensors)
         else:
             out = self.attended(tensors)[0]
         return out
@@ -87,9 +88,26 @@ class Ready:
             return attended(tensors, self.names, self.numbers, recorded=self.recorded)
         return self.plan.run(tensors)
 
-    def gradients(self, d_out: Tensor, saved: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def places(self, saved: Sequence[Tensor]) -> Sequence[Hashable]:
+        """Where the tensors that are saved for `gradients` are, and how they lie there."""
+        return [(x.data_ptr(), x.stride(), x.is_neg()) for x in saved]
+
+    def gradients(
+        self, d_out: Tensor, saved: Sequence[Tensor], places: Sequence[Hashable]
+    ) -> Sequence[Tensor | None]:
         """The gradient of each tensor of the call, from its tensors and what `attended` gave."""
-        return gradients(d_out, saved, self.names, self.numbers, self.learned)
+        rest = (self.names, self.numbers, self.learned)
+        if self.places(saved) != places:  # a hook returned others, which may lie otherwise
+            return gradients(d_out, [x.resolve_neg() for x in saved], *rest)
+        layout = (lies(d_out), d_out.is_neg())
+        plan = self.back.get(layout)
+        if plan is not None:
+            return plan.run((d_out, *saved))
+        found = gradients(d_out, saved, *rest)
+        plan = PLANS.get(gradient_signature(d_out, saved, *rest))
+        if plan is not None:  # there is none where tensors had to be copied
+            self.back[layout] = plan
+        return found
 
 
 class LagAttention(torch.autograd.Function):
@@ -99,8 +117,9 @@ class LagAttention(torch.autograd.Function):
     def forward(ctx: Any, run: Any, *tensors: Tensor) -> Tensor:
         """The output; what the gradients need is kept."""
         results = run.attended(tensors)
-        ctx.run = run
-        ctx.save_for_backward(*tensors, *results)
+        saved = (*tensors, *results)
+        ctx.run, ctx.places = run, run.places(saved)
+        ctx.save_for_backward(*saved)
         out: Tensor = results[0]
         return out
 
@@ -108,7 +127,11 @@ class LagAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of every tensor."""
-        return (None, *ctx.run.gradients(d_out, ctx.saved_tensors))
+        return (None, *ctx.run.gradients(d_out, ctx.saved_tensors, ctx.places))
+
+
+# As LagAttention.apply, without its rules for torch.func, whose transforms `refuse` keeps away.
+_recorded: Any = super(torch.autograd.Function, LagAttention).apply
 
 
 def attended(
@@ -142,7 +165,7 @@ def gradients(
 
     `saved` are the tensors of the call and what `attended` returned.
     """
-    signature = ("gradients", names, numbers, learned, d_out.is_neg(), *map(lies, (d_out, *saved)))
+    signature = gradient_signature(d_out, saved, names, numbers, learned)
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run((d_out, *saved))  # type: ignore[no-any-return]
@@ -169,6 +192,13 @@ def gradients(
         signature, lambda: backward_plan(slots_of(every), names, call, rows.device, learned)
     )
     return plan.run(every)
+
+
+def gradient_signature(
+    d_out: Tensor, saved: Sequence[Tensor], names: str, numbers: tuple[Any, ...], learned: str
+) -> Hashable:
+    """What decides the plan of the gradients, if the tensors lie as kernels read them."""
+    return ("gradients", names, numbers, learned, d_out.is_neg(), *map(lies, (d_out, *saved)))
 
 
 def forward_plan(
@@ -360,7 +390,12 @@ class AsOperators:
         )
         return found
 
-    def gradients(self, d_out: Tensor, saved: Sequence[Tensor]) -> list[Tensor | None]:
+    def places(self, saved: Sequence[Tensor]) -> None:
+        """A compiler's tensors have no addresses."""
+
+    def gradients(
+        self, d_out: Tensor, saved: Sequence[Tensor], places: None
+    ) -> list[Tensor | None]:
         """What the function `gradients` returns."""
         found = lag_attention_backward_op(
             d_out, list(saved), self.names, self.learned, *self.numbers

@@ -77,10 +77,10 @@ class _Call(NamedTuple):
     k: a.Rows
     v: a.Rows
     bias: a.Bias
-    visible: a.Visible
+    visible: a.Visible | None
     seed: Any
-    table: a.Table
-    far: a.Far
+    table: a.Table | None
+    far: a.Far | None
     sizes: a.Sizes
     kind: a.Kind
     band_shape: tuple[int, ...] | None  # [b|1, h|1, q|1, lag], before the band is laid out
@@ -564,7 +564,8 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
     assert call.band_shape is not None
     assert tile.NEAR == tile.ROWS
     (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
-    width, lags = 2 * call.sizes.reach + 1, 32
+    width = 2 * call.sizes.reach + 1
+    lags = 32 if _ceil(width, 32) * batches * h >= BUSY else 16
     d_band = plan.empty((batches, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,
@@ -758,6 +759,7 @@ def _call(
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
+        NEGATIVE=numbers.scale < 0.0,
         FAR=far is not None,
         TOKENS=by_token(q),
         PRECISION=_precision(q),
@@ -789,12 +791,7 @@ def _call(
         _rows(k),
         _rows(v),
         a.Bias(band, inputs.extent, tails, *of_band, *_strides(tails, 0, 1, 2, 3)),
-        a.Visible(
-            *(inputs.keys, inputs.q_segment, inputs.k_segment),
-            *_strides(inputs.keys, 0),
-            *_strides(inputs.q_segment, 0),
-            *_strides(inputs.k_segment, 0),
-        ),
+        _visible(inputs),
         inputs.seed,
         _table(table),
         _far(far, far_gradients),
@@ -825,16 +822,26 @@ def _rows(x: Any) -> a.Rows:
     return a.Rows(None, 0, 0, 0) if x is None else a.Rows(x, *x.stride()[:3])
 
 
-def _table(x: Any) -> a.Table:
-    return a.Table(x, *_strides(x, 0))
+# A group of which a call has nothing is None, since Triton reads each argument at every launch.
 
 
-def _product_group(q: Any, product: Product | None) -> a.Product:
+def _table(x: Any) -> a.Table | None:
+    return None if x is None else a.Table(x, *_strides(x, 0))
+
+
+def _visible(inputs: Inputs) -> a.Visible | None:
+    given = (inputs.keys, inputs.q_segment, inputs.k_segment)
+    if all(x is None for x in given):
+        return None
+    return a.Visible(*given, *[stride for x in given for stride in _strides(x, 0)])
+
+
+def _product_group(q: Any, product: Product | None) -> a.Product | None:
     if product is None:
-        return a.Product(_rows(None), _table(None), 1.0)
-    return a.Product(
-        _rows(q if product.query is None else product.query), _table(product.table), product.scale
-    )
+        return None
+    query = q if product.query is None else product.query
+    table = a.Table(product.table, *_strides(product.table, 0))
+    return a.Product(_rows(query), table, product.scale)
 
 
 def _parameters(given: Sequence[Any]) -> a.Parameters:
@@ -851,10 +858,10 @@ def _curve_constants(curve: CurveBand | None) -> dict[str, Any]:
     return {"CURVE_AT": functions.at, "CURVE_EXTENT": functions.extent_of, "COUNT": count}
 
 
-def _far(far: Far | None, gradients: FarGradients | None) -> a.Far:
-    left = right = (None, None)
-    if far is not None:
-        left, right = (far.left, far.left_lse), (far.right, far.right_lse)
+def _far(far: Far | None, gradients: FarGradients | None) -> a.Far | None:
+    if far is None:
+        return None
+    left, right = (far.left, far.left_lse), (far.right, far.right_lse)
     d_left: Sequence[Any] = (None, None, None)
     d_right: Sequence[Any] = (None, None, None)
     if gradients is not None:

@@ -13,11 +13,14 @@ every call with the same signature runs the same `Plan` on its own tensors.
     (found,) = plan.run([q_tensor, k_tensor])           # 4. as often as there are such tensors.
 """
 
+import copy
 import functools
 import itertools
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from operator import itemgetter
 from types import SimpleNamespace
@@ -113,6 +116,7 @@ class Launch(NamedTuple):
 # group of arguments. `values` holds what kernels get, on a GPU addresses; `tensors` is for PyTorch.
 Step = Callable[[list[Any], list[Any], int], None]
 Getter = Callable[[list[Any]], Any]  # a group of arguments, from `values`
+Compiled = Callable[[], Any]  # the kernel that Triton compiles, or has compiled
 
 
 class Plan:
@@ -129,6 +133,8 @@ class Plan:
         self._groups: dict[object, tuple[int, Getter]] = {}  # groups with slots: place and getter
         self._allocated: list[tuple[Any, ...]] = []  # place, and what `empty_strided` takes
         self._steps: list[tuple[str, Step]] = []  # (stream, step)
+        # By the place of a step: the kernel that it starts, the grid and what picks the arguments.
+        self._compiled: dict[int, tuple[Compiled, tuple[int, ...], Getter]] = {}
         self._sided = False  # whether a step is on the second stream
         self._as_tensor = set[int]()  # places of slots that are given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
@@ -188,18 +194,20 @@ class Plan:
         warps: int = 4,
         stages: int = 3,
         registers: int | None = None,
+        fusion: bool = True,
         side: bool = False,
         **constants: object,
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
-        `registers` limits the registers of a thread. Constants may also be options of Triton's
-        compiler, such as enable_fp_fusion. With `side` the kernel runs on a second stream beside
-        the launches that follow, and the plan waits for it at its end.
+        `registers` limits the registers of a thread. `fusion` lets the compiler make one rounding
+        of a product and a sum; its default in Triton is about to change. With `side` the kernel
+        runs on a second stream beside the launches that follow, and the plan waits for it at its
+        end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         self._sided = self._sided or side
-        options = {"num_warps": warps, "num_stages": stages}
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
         if registers is not None:
             options["maxnreg"] = registers
         self.launches.append(
@@ -213,10 +221,11 @@ class Plan:
 
             self._steps.append((stream, interpreted))
             return
-        compiled = kernel.warmup(*groups, grid=whole, **constants, **options)
         rest = [constants[name] for name in kernel.arg_names[len(groups) :]]
         pick = itemgetter(*places, *[self._constant(x) for x in rest])
-        self._steps.append((stream, _started(compiled, whole, pick)))
+        compiled = functools.partial(kernel.warmup, *groups, grid=whole, **constants, **options)
+        self._compiled[len(self._steps)] = (compiled, whole, pick)
+        self._steps.append((stream, _not_compiled))
 
     def returns(self, *results: Slot | None) -> None:
         """End the plan: `run` returns these slots; all other memory becomes one workspace."""
@@ -226,44 +235,74 @@ class Plan:
             kept = self._as_tensor.union(self._result_places)
             workspace = self._merged([place for place in self._rooms if place not in kept])
             self.workspace = 0 if workspace is None else workspace.shape[0]
+            self._compile()
         self._allocated = [
             (place, room.shape, room.strides, room.dtype, room.zeros)
             for place, room in self._rooms.items()
         ]
 
+    def _compile(self) -> None:
+        """Compile and load all kernels side by side.
+
+        Much of it is the work of other processes (ptxas, gcc) and of C++ beside Python.
+        """
+        import triton  # a Linux package; there is no compiled kernel without it
+
+        def compile_all(pool: ThreadPoolExecutor) -> list[Any]:
+            with triton.AsyncCompileMode(pool):
+                return [compiled() for compiled, _, _ in self._compiled.values()]
+
+        def started(kernel: Any, grid: tuple[int, ...], pick: Getter) -> Step:
+            kernel = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
+            with torch.cuda.device(self.device):
+                return _started(kernel, grid, pick)
+
+        with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
+            # In a context of its own: a mode that meets an error is never left in Triton 3.6.
+            kernels = copy_context().run(compile_all, pool)
+            grids, picks = ([each[i] for each in self._compiled.values()] for i in (1, 2))
+            steps = pool.map(started, kernels, grids, picks)
+            for place, step in zip(self._compiled, steps, strict=True):
+                self._steps[place] = (self._steps[place][0], step)
+
     # Running it.
 
     def run(self, given: Tensors) -> tuple[Tensor | None, ...]:
         """Allocate the memory and start the kernels; the tensors are laid out as their slots."""
-        device, on_gpu = self.device, self._on_gpu
-        if on_gpu and torch.cuda.current_device() != device.index:
-            with torch.cuda.device(device):
+        if not self._on_gpu:
+            return self._interpreted(given)
+        if torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
                 return self.run(given)
-        tensors = self._constants.copy()
+        tensors, values = self._constants.copy(), self._constants.copy()
         tensors[: self._n_given] = given
-        values = tensors
-        if on_gpu:
-            values = self._constants.copy()
-            values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
+        values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
         for place, shape, strides, dtype, zeros in self._allocated:
-            if on_gpu:
-                x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
-                values[place] = x.data_ptr()
-            else:
-                x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            tensors[place] = x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
+            values[place] = x.data_ptr()
             if zeros:
                 x.zero_()
-            tensors[place] = x
-        for place, whole, offset, room in self._parts:
-            values[place] = values[whole] + offset if on_gpu else part(tensors[whole], offset, room)
+        for place, whole, offset, _ in self._parts:
+            values[place] = values[whole] + offset
         for place, get in self._groups.values():
             values[place] = get(values)
-        if not on_gpu:
-            for _, step in self._steps:
-                step(values, tensors, 0)
-        else:
-            self._start(values, tensors)
+        self._start(values, tensors)
         return tuple([tensors[place] for place in self._result_places])
+
+    def _interpreted(self, given: Tensors) -> tuple[Tensor | None, ...]:
+        """The same in Triton's interpreter, whose kernels take tensors."""
+        values = self._constants.copy()
+        values[: self._n_given] = given
+        for place, shape, strides, dtype, zeros in self._allocated:
+            x = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            values[place] = x.zero_() if zeros else x
+        for place, whole, offset, room in self._parts:
+            values[place] = part(values[whole], offset, room)
+        for place, get in self._groups.values():
+            values[place] = get(values)
+        for _, step in self._steps:
+            step(values, values, 0)
+        return tuple([values[place] for place in self._result_places])
 
     def _start(self, values: list[Any], tensors: list[Any]) -> None:
         if not self._sided:
@@ -449,25 +488,45 @@ def _has_slot(group: object) -> bool:
     return isinstance(group, Slot)
 
 
+def _not_compiled(values: list[Any], tensors: list[Any], handle: int) -> None:
+    raise AssertionError("a plan is run after its end, `returns`.")
+
+
 def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
     """The step that starts a kernel, which Triton has compiled, with the arguments that are picked.
 
     compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
-    Here that is left out until somebody adds a hook.
+    Here that is left out until somebody adds a hook, and so is the Python around Triton's C
+    function: what it is given besides the arguments is the same at each start.
     """
     import triton  # a Linux package; there is no compiled kernel without it
 
     public = compiled[grid]  # which also loads the kernel
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     runtime, (x, y, z) = triton.knobs.runtime, grid
+    if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
+        return lambda values, tensors, handle: public(*pick(values), stream=handle)
+    launch, rest = compiled.run.launch, _given_to_c(compiled, grid)
+    as_one = rest[-1] == ()  # newer versions of Triton hand the arguments over as one, the last
+    rest = rest[:-1] if as_one else rest
 
     def step(values: list[Any], tensors: list[Any], handle: int) -> None:
         if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
             public(*pick(values), stream=handle)
+        elif as_one:
+            launch(x, y, z, handle, *rest, pick(values))
         else:
-            run(x, y, z, handle, function, metadata, None, None, None, *pick(values))
+            launch(x, y, z, handle, *rest, *pick(values))
 
     return step
+
+
+def _given_to_c(compiled: Any, grid: tuple[int, ...]) -> tuple[Any, ...]:
+    """What Triton's launcher gives to its C function after grid and stream, without arguments."""
+    found: list[tuple[Any, ...]] = []
+    launcher = copy.copy(compiled.run)
+    launcher.launch = lambda *given: found.append(given)
+    launcher(*grid, 0, compiled.function, compiled.packed_metadata, None, None, None)
+    return found[0][4:]
 
 
 def _tile(constants: dict[str, object]) -> str:

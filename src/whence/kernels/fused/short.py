@@ -29,7 +29,7 @@ FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
 class ShortCall(NamedTuple):
     """Everything about a call but q, k and v."""
 
-    band: Any  # laid out, [b|1, h|1, 1, all copies] (device/band.py); None without a band
+    band: Any  # laid out, [b|1, h|1, 1, lag] (device/band.py); None without a band
     product: Product | None  # these kernels do not cover a call that has one
     inputs: Inputs  # of its band and tails only the shapes are read
     numbers: Numbers
@@ -288,6 +288,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
+        NEGATIVE=numbers.scale < 0.0,
         FAR=False,
         TOKENS=tokens,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

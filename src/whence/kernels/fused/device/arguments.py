@@ -1,7 +1,8 @@
 """The groups of arguments that the kernels take.
 
-A tensor that a call does not have is None in its group, and its strides are 0. The stride of an
-axis that broadcasts is 0 too. Fields in capitals are compile-time constants.
+A tensor that a call does not have is None in its group, and its strides are 0; a group of which a
+call has nothing may be None itself. The stride of an axis that broadcasts is 0 too. Fields in
+capitals are compile-time constants.
 """
 
 from typing import Any, NamedTuple
@@ -191,6 +192,7 @@ class Kind(NamedTuple):
     KEYS: bool  # some keys are padding
     SEGMENTS: bool
     DROPOUT: bool
+    NEGATIVE: bool  # the scale is
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients

@@ -237,10 +237,18 @@ def stripe_kernel(
     lag = top - t
     near_reach = near_reach_of(bias, h, sizes, KIND)
     length = stripe_length(sizes, TILE)
+    # The stripes that some row meets at one of these lags; none if the window has none of them.
+    ahead = sizes.q_start + top
+    start = tl.maximum(ahead - (LAGS + TILE.ROWS), 0) // STRIPE
+    stop = tl.minimum(tl.maximum(ahead + sizes.n_q, 0) // STRIPE + 1, stripes)
+    if KIND.AFTER:
+        stop = tl.where(top - LAGS >= sizes.after, 0, stop)
+    if KIND.BEFORE:
+        stop = tl.where(top < -sizes.before, 0, stop)
     total = tl.zeros([BATCHES, STRIPES, LAGS], dtype=tl.float32)
-    for first_stripe in range(0, stripes, STRIPES):
+    for first_stripe in range(start, stop, STRIPES):
         stripe = first_stripe + tl.arange(0, STRIPES)
-        diagonal = (stripe * STRIPE - sizes.q_start - top)[:, None] + t[None, :]
+        diagonal = (stripe * STRIPE - ahead)[:, None] + t[None, :]
         # The key kernel stored the sums of its near tiles alone.
         rows = row_range(stripe // (TILE.KEYS // STRIPE), near_reach, sizes, KIND, TILE)
         there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach)[None, :]
