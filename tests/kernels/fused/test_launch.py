@@ -7,6 +7,7 @@ import inspect
 import os
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -516,3 +517,51 @@ def test_a_new_length_compiles_nothing() -> None:
         _, _, plan = launched(q, k, v, torch.randn_like(v), inputs, q_start=q_start)
         found.append((plan.launched, plan.specialised))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_far_tiles_are_left_out_only_where_no_block_has_any(by_keys: bool) -> None:
+    """Against key_range and row_range of the kernels, block by block."""
+    from whence.kernels.fused.launch import _all_near
+
+    pick, left_out = random.Random(3), 0
+    for _ in range(400):
+        n, n_other = pick.choice([1, 16, 30, 64, 128]), pick.choice([1, 16, 33, 64, 128])
+        block, tile = pick.choice([16, 32, 64]), pick.choice([16, 32, 64])
+        start, reach = pick.choice([0, 0, 5, -9, 100]), pick.choice([0, 3, 16, 64])
+        before, after = pick.choice([-1, -1, 0, 7, 40]), pick.choice([-1, 0, 0, 20])
+        window = (after, before) if by_keys else (before, after)
+        sizes = SimpleNamespace(
+            q_start=-start if by_keys else start,
+            reach=reach,
+            value_reach=0,
+            before=window[0],
+            after=window[1],
+        )
+        call: Any = SimpleNamespace(sizes=sizes, kind=SimpleNamespace(EXTENT=False))
+        if _all_near(call, n, n_other, block, tile, by_keys=by_keys):
+            left_out += 1
+            for first in range(0, n, block):
+                low, near_low, near_high, high = _ranges(
+                    first + start,
+                    min(first + block, n) - 1 + start,
+                    n_other,
+                    tile,
+                    reach,
+                    before,
+                    after,
+                )
+                assert (near_low, near_high) == (low, high)
+    assert 50 < left_out < 350
+
+
+def _ranges(
+    first: int, last: int, n: int, tile: int, reach: int, before: int, after: int
+) -> tuple[int, int, int, int]:
+    low = 0 if before < 0 else max(first - before, 0)
+    high = n if after < 0 else min(max(last + after + 1, 0), n)
+    low, high = min(low, n) // tile * tile, -(-high // tile) * tile
+    high = max(low, high)
+    near_low = min(max(max(first - reach, 0) // tile * tile, low), high)
+    near_high = -(-max(last + reach + 1, 0) // tile) * tile
+    return low, near_low, min(max(near_high, near_low), high), high

@@ -332,13 +332,12 @@ def _all_near(
     if call.kind.EXTENT:  # only the device knows
         return False
     reach = max(sizes.reach, sizes.value_reach)
-    start, before, after = sizes.q_start, sizes.before, sizes.after
+    start, after = sizes.q_start, sizes.after
     if by_keys:
-        start, before, after = -start, after, before
+        start, after = -start, sizes.before
     first, last = (_ceil(n, block) - 1) * block + start, min(block, n) - 1 + start
-    left = first - reach < tile or 0 <= before <= reach
     right = _ceil(max(last + reach + 1, 0), tile) >= _ceil(n_other, tile) or 0 <= after <= reach
-    return left and right
+    return first - reach < tile and right
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
