@@ -46,7 +46,7 @@ from whence.kernels.fused.device.d_product import (
 )
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.tile import INTERPRETED, ROW_MARGIN
+from whence.kernels.fused.device.tile import INTERPRETED
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tiles import Tiles, TileSet
 
@@ -201,7 +201,7 @@ def backward(
     if inputs.tails is not None and wanted.tails and not ends:
         d_tails = plan.empty((4, b, h, n_q), torch.float32)
     if inputs.table is not None:
-        d_mass = plan.empty(_with_margin(kept.mass.shape), torch.float32)
+        d_mass = plan.empty(_with_margin(kept.mass.shape, call.kind.MARGIN), torch.float32)
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = call.tile_kind.by_row or inputs.tails is not None
     sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
@@ -480,11 +480,11 @@ def laid_out_shape(
     batches, heads, rows, width = shape
     reach, tails = width // 2, inputs.tails
     if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
-        return _with_margin((*q.shape[:3], _last(reach, numbers) + 1))
+        lags = _last(reach, numbers) + 1
+        return _with_margin((*q.shape[:3], lags), _margin(reach, inputs.table, numbers))
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
-    value_reach = 0 if inputs.table is None else inputs.table.shape[1] // 2
-    edge = max(reach, value_reach, numbers.far) + MARGIN
+    edge = _margin(reach, inputs.table, numbers)
     return (batches, heads, 1, 2 * edge + 1)
 
 
@@ -493,9 +493,15 @@ def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
     return (*q.shape[:3], _last(table.shape[1] // 2, numbers) + 1)
 
 
-def _with_margin(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape [1, 1, n, 1] of memory for so many numbers and ROW_MARGIN on both sides."""
-    return (1, 1, math.prod(shape) + 2 * ROW_MARGIN.value, 1)
+def _margin(reach: int, table: Any, numbers: Numbers) -> int:
+    """The largest |lag| that a near tile may touch."""
+    value_reach = 0 if table is None else table.shape[1] // 2
+    return max(reach, value_reach, numbers.far) + MARGIN
+
+
+def _with_margin(shape: Sequence[int], margin: int) -> tuple[int, ...]:
+    """The shape [1, 1, n, 1] of memory for so many numbers with a margin on both sides."""
+    return (1, 1, math.prod(shape) + 2 * margin, 1)
 
 
 def _last(reach: int, numbers: Numbers) -> int:
@@ -765,6 +771,7 @@ def _call(
         ENDS=product is not None,
         LAST=last if per_row else 0,
         VALUE_LAST=value_last,
+        MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
         LAGS=max(16, min(32, _power_of_two(max(last, value_last, 1)))),
     )
     sizes = a.Sizes(

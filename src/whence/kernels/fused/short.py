@@ -295,6 +295,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         ENDS=False,
         LAST=0,
         VALUE_LAST=0,
+        MARGIN=0,
         LAGS=0,
     )
 

@@ -16,7 +16,6 @@ from whence.kernels.fused.device.forward import far_state
 from whence.kernels.fused.device.tile import (
     LOG2E,
     RESIDUAL_SCALE,
-    ROW_MARGIN,
     Head,
     Place,
     RowBlock,
@@ -782,7 +781,7 @@ def summed_rows(
 @triton.jit
 def mass_rows(d_mass, bh, first_row, sizes, KIND: tl.constexpr):
     """The address of a block of rows in the gradient of the masses."""
-    return d_mass + ROW_MARGIN + (bh * sizes.n_q + first_row) * (KIND.VALUE_LAST + 1)
+    return d_mass + KIND.MARGIN + (bh * sizes.n_q + first_row) * (KIND.VALUE_LAST + 1)
 
 
 @triton.jit

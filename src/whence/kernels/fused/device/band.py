@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, ROW_MARGIN, sizes_of
+from whence.kernels.fused.device.tile import LOG2E, sizes_of
 from whence.lag.deferred import widths_to_zero
 from whence.units import GAIN
 
@@ -104,7 +104,7 @@ def head_layout_kernel(
 
 @triton.jit(do_not_specialize=[*VARYING])
 def row_layout_kernel(
-    laid_out,  # float32 [b, h, q, lag], with ROW_MARGIN on both sides
+    laid_out,  # float32 [b, h, q, lag], with KIND.MARGIN on both sides
     bias,
     numbers,
     n_q,
@@ -129,7 +129,7 @@ def row_layout_kernel(
         place = (start + tl.arange(0, BLOCK))[None, :]
         inside = there & (place < width)
         cells = tl.load(band + place, mask=inside, other=0.0)
-        out = laid_out + ROW_MARGIN + (bh * sizes.n_q + row)[:, None] * width + place
+        out = laid_out + KIND.MARGIN + (bh * sizes.n_q + row)[:, None] * width + place
         tl.store(out, cells * LOG2E, mask=inside)
 
 

@@ -8,7 +8,6 @@ import triton.language as tl
 from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     LOG2E,
-    ROW_MARGIN,
     Place,
     RowBlock,
     Tails,
@@ -340,7 +339,7 @@ def product_band(
     tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
     tl.store(tails + r * bias.tail_q, left, mask=there)
     tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
-    band = bias.band + ROW_MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
+    band = bias.band + KIND.MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
     STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
     for lag_start in tl.range(1, STOP, LAGS, num_stages=1):
         lag = lag_start + tl.arange(0, LAGS)

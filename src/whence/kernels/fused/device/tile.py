@@ -14,9 +14,6 @@ from whence.kernels.fused.device.arguments import Rows, Sizes
 LOG2E = tl.constexpr(1.4426950408889634)
 # The rounding error of the output is stored times this, so that it is no subnormal float16.
 RESIDUAL_SCALE = tl.constexpr(256.0)
-# Numbers before and after a matrix [row, lag] that near tiles read (row_numbers): rows and keys of
-# the largest tile.
-ROW_MARGIN = tl.constexpr(272)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # by Triton's interpreter, on a CPU
 
 
@@ -153,7 +150,7 @@ def head_of(bias, visible, seed, b, h, sizes, KIND: tl.constexpr):
     if KIND.BAND:
         band = bias.band + b * bias.band_b + h * bias.band_h
         if KIND.PER_ROW and not KIND.RAW_BAND:
-            band += ROW_MARGIN
+            band += KIND.MARGIN
     keys = 0
     if KIND.KEYS:
         keys = visible.keys + b * visible.keys_b
