@@ -159,6 +159,7 @@ CALLS: dict[str, tuple[str, dict[str, object]]] = {
     "rows that see nothing": ("shaw:clip=3", {"causal": True, "q_start": -7}),
     "padding": ("shaw:clip=3", {"mask": torch.arange(21)[None] < 15}),
     "a window": ("shaw:clip=3", {"window": (9, 4)}),
+    "a window narrower than the table": ("shaw:clip=19", {"window": 1}),
     "a bias that slopes besides": ("shaw:clip=3+alibi", {}),
     "queries of its own": ("rope+shaw:clip=3", {"causal": True}),
 }

@@ -641,7 +641,9 @@ def _seen(sizes: a.Sizes, last: int) -> Seen:
     """The cells of a product's band that the query kernel may have written."""
     reach = sizes.reach
     first = 0 if sizes.before < 0 else max(0, reach - sizes.before)
-    return Seen(sizes.q_start - reach, sizes.n_k, first, -1 if last == reach else last)
+    final = last if sizes.after < 0 else min(last, reach + sizes.after)
+    right = -1 if last == reach else last
+    return Seen(sizes.q_start - reach, sizes.n_k, first, final, right)
 
 
 def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
@@ -684,7 +686,7 @@ def _product_gradient(
         product_gradient_kernel,
         (runs, h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
         *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        *(n_q, *(seen or Seen(0, 0, 0, 0)), blocks, steps, scale),
+        *(n_q, *(seen or Seen(0, 0, 0, 0, 0)), blocks, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
         KIND=ProductKind(
             LAST=width - 1,

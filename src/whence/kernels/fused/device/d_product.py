@@ -18,6 +18,7 @@ class Seen(NamedTuple):
     start: Any  # the key position of row 0 at place 0
     n_k: Any
     first: Any  # the first place in the window
+    final: Any  # and the last
     right: Any  # the place of the right end, if there is one
 
 
@@ -32,6 +33,7 @@ def gradient_tile(d_band, bh, first_row, r, place, n_q, seen, KIND: tl.constexpr
     if KIND.PARTLY:
         key = seen.start + first_row + (r[:, None] + place)
         inner = (key.to(tl.uint32) < seen.n_k.to(tl.uint32)) & (place >= seen.first)
+        inner = inner & (place <= seen.final)
         written = written & (inner | (place == 0) | (place == seen.right))
     return tl.load(cells, mask=written, other=0.0)
 
@@ -50,7 +52,7 @@ class ProductKind(NamedTuple):
     PRECISION: str
 
 
-@triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "right", "blocks", "steps"])
+@triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "final", "right", "blocks", "steps"])
 def product_gradient_kernel(
     gradient,  # float32 [b, h, q, place]: d_band, or the masses
     query,
@@ -61,6 +63,7 @@ def product_gradient_kernel(
     start,  # see Seen
     n_k,
     first,
+    final,
     right,
     blocks,  # of rows, of all sequences
     steps,  # how many of them one program takes
@@ -71,7 +74,7 @@ def product_gradient_kernel(
 
     The programs with the first block of lags also compute d_query, a sum over all lags.
     """
-    seen = Seen(start, n_k, first, right)
+    seen = Seen(start, n_k, first, final, right)
     D: tl.constexpr = KIND.D
     PIECE: tl.constexpr = KIND.PIECE
     ROWS: tl.constexpr = KIND.ROWS
