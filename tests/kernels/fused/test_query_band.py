@@ -159,7 +159,7 @@ CALLS: dict[str, tuple[str, dict[str, object]]] = {
     "rows that see nothing": ("shaw:clip=3", {"causal": True, "q_start": -7}),
     "padding": ("shaw:clip=3", {"mask": torch.arange(21)[None] < 15}),
     "a window": ("shaw:clip=3", {"window": (9, 4)}),
-    "a window narrower than the table": ("shaw:clip=19", {"window": 1}),
+    "a window narrower than the table": ("shaw:clip=19", {"window": 1, "n": 40}),
     "a bias that slopes besides": ("shaw:clip=3+alibi", {}),
     "queries of its own": ("rope+shaw:clip=3", {"causal": True}),
 }
@@ -171,10 +171,10 @@ def test_attention_and_every_gradient_equal_the_definition(case: str) -> None:
     spec, options = CALLS[case]
     options = dict(options)
     torch.manual_seed(0)
-    groups = options.pop("groups", 1)
+    groups, n = options.pop("groups", 1), options.pop("n", 21)
     method = build(spec, n_heads=2, d_head=16)
     q, k, v = (
-        torch.randn(1, 21, h, 16).transpose(1, 2).requires_grad_()
+        torch.randn(1, n, h, 16).transpose(1, 2).requires_grad_()
         for h in (2, 2 // groups, 2 // groups)
     )
     leaves = [q, k, v, *method.parameters()]
