@@ -519,6 +519,16 @@ def test_a_new_length_compiles_nothing() -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_a_new_length_compiles_nothing_where_rows_have_bands_as_long() -> None:
+    found = []
+    for n in (70, 97, 110):
+        q, k, v = (torch.randn(1, 2, n, 16) for _ in range(3))
+        inputs = {"band": torch.randn(1, 2, n, 2 * n - 1)}
+        _, _, plan = launched(q, k, v, torch.randn_like(v), inputs)
+        found.append((plan.launched, plan.specialised))
+    assert found[0] == found[1] == found[2]
+
+
 @pytest.mark.parametrize("by_keys", [False, True])
 def test_far_tiles_are_left_out_only_where_no_block_has_any(by_keys: bool) -> None:
     """Against key_range and row_range of the kernels, block by block."""

@@ -246,7 +246,7 @@ def backward(
         ),
         BALANCED=balanced,
         TWICE=balanced and n_q <= FEW_ROWS,
-        D_LAST=0 if d_band is None else d_last,
+        D_LAST=d_last if ends else 0,
         ENDS=ends,
         KEY_ROWS=by_keys.rows,
     )
@@ -484,7 +484,7 @@ def laid_out_shape(
         return _with_margin((*q.shape[:3], lags), _margin(reach, inputs.table, numbers))
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
-    edge = _margin(reach, inputs.table, numbers)
+    edge = _farthest(reach, inputs.table, numbers)
     return (batches, heads, 1, 2 * edge + 1)
 
 
@@ -493,10 +493,18 @@ def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
     return (*q.shape[:3], _last(table.shape[1] // 2, numbers) + 1)
 
 
-def _margin(reach: int, table: Any, numbers: Numbers) -> int:
+def _farthest(reach: int, table: Any, numbers: Numbers) -> int:
     """The largest |lag| that a near tile may touch."""
     value_reach = 0 if table is None else table.shape[1] // 2
     return max(reach, value_reach, numbers.far) + MARGIN
+
+
+def _margin(reach: int, table: Any, numbers: Numbers) -> int:
+    """As many numbers as near tiles may touch beyond a row, and at least as many.
+
+    It is a power of two, since it is a constant of the kernels: few lengths have one of their own.
+    """
+    return _power_of_two(_farthest(reach, table, numbers))
 
 
 def _with_margin(shape: Sequence[int], margin: int) -> tuple[int, ...]:
@@ -747,6 +755,7 @@ def _call(
     reach = 0 if shape is None else shape[-1] // 2
     value_reach = 0 if table is None else table.shape[1] // 2
     last, value_last = _last(reach, numbers), _last(value_reach, numbers)
+    product_last = 0 if product is None else last
     kind = a.Kind(
         D=d,
         D_V=d_v,
@@ -771,10 +780,10 @@ def _call(
         TOKENS=by_token(q),
         PRECISION=_precision(q),
         ENDS=product is not None,
-        LAST=last if per_row else 0,
+        LAST=product_last,
         VALUE_LAST=value_last,
         MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
-        LAGS=max(16, min(32, _power_of_two(max(last, value_last, 1)))),
+        LAGS=max(16, min(32, _power_of_two(max(product_last, value_last, 1)))),
     )
     sizes = a.Sizes(
         n_q=n_q,

@@ -197,7 +197,7 @@ class Kind(NamedTuple):
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
     ENDS: bool  # the band of a row ends in its tails: it is a product with a clipped table
-    LAST: int  # the last place of a row's own band: that of lag `reach`, or of lag 0 if causal
+    LAST: int  # the last place of a product's row: that of lag `reach`, or of lag 0 if causal
     VALUE_LAST: int  # the last place of a row of masses, likewise
     MARGIN: int  # numbers around a matrix [row, lag] that near tiles read (row_numbers in tile.py)
     LAGS: int  # lags in one step of a product with a table

@@ -123,7 +123,7 @@ def row_layout_kernel(
     h = bh % sizes.n_heads
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     there = (row < sizes.n_q)[:, None]
-    width = KIND.LAST + 1
+    width = (sizes.reach if KIND.CAUSAL else 2 * sizes.reach) + 1
     band = bias.band + b * bias.band_b + h * bias.band_h + row[:, None] * bias.band_q
     for start in range(0, width, BLOCK):
         place = (start + tl.arange(0, BLOCK))[None, :]

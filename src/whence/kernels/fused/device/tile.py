@@ -333,19 +333,19 @@ def far_line(
 
 
 @triton.jit
-def within(lag, reach, last):
-    """-reach <= lag <= last - reach, in one comparison."""
-    return (lag + reach).to(tl.uint32) <= (last + 0 * reach).to(tl.uint32)
+def within(lag, reach):
+    """-reach <= lag <= reach, in one comparison."""
+    return (lag + reach).to(tl.uint32) <= (2 * reach).to(tl.uint32)
 
 
 @triton.jit
-def skewed(ptr, zero, r, c, LAST: tl.constexpr):
+def skewed(ptr, zero, r, c, last):
     """The address at which row r holds lag = c - r + const; `zero` is that of r = c = 0.
 
-    In a matrix [row, lag] with places 0 to LAST in a row, a tile of [row, key] is a plain tile
-    whose rows are LAST apart.
+    In a matrix [row, lag] with places 0 to `last` in a row, a tile of [row, key] is a plain tile
+    whose rows are `last` apart.
     """
-    return (ptr + zero + c) + r * LAST
+    return (ptr + zero + c) + r * last
 
 
 @triton.constexpr_function
@@ -355,21 +355,21 @@ def reach_of(last, causal):
 
 
 @triton.constexpr_function
-def left_end(last, causal, ends):
-    """The largest lag of the left tail; with `ends`, it begins with the row's first lag."""
-    return -reach_of(last, causal) - (not ends)
+def left_end(last, causal):
+    """The largest lag of a left tail that begins with the row's first lag."""
+    return -reach_of(last, causal)
 
 
 @triton.constexpr_function
-def right_end(last, causal, ends):
-    """The smallest lag of the right tail, or 1 in a causal call."""
-    return 1 if causal else max(reach_of(last, causal) + (not ends), 1)
+def right_end(last, causal):
+    """The smallest lag of a right tail that begins with the row's last, or 1 in a causal call."""
+    return 1 if causal else max(reach_of(last, causal), 1)
 
 
 @triton.jit
 def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
     """Whether a lag is one of a row's between the ends, which hold all lags beyond them too."""
-    return (lag > left_end(LAST, CAUSAL, True)) & (lag < right_end(LAST, CAUSAL, True))
+    return (lag > left_end(LAST, CAUSAL)) & (lag < right_end(LAST, CAUSAL))
 
 
 @triton.jit
@@ -377,8 +377,8 @@ def store_between_ends(
     ptr, cells, lag, zero, r, c, there, LAST: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr
 ):
     """Stores those cells of a near tile, by row and lag, that lie between the ends of their row."""
-    FIRST: tl.constexpr = left_end(LAST, CAUSAL, True) + 1
-    COUNT: tl.constexpr = right_end(LAST, CAUSAL, True) - FIRST
+    FIRST: tl.constexpr = left_end(LAST, CAUSAL) + 1
+    COUNT: tl.constexpr = right_end(LAST, CAUSAL) - FIRST
     target = skewed(ptr, zero, r, c, LAST)
     if EVEN:
         store_in_place(target, cells, lag - FIRST, COUNT)
@@ -408,11 +408,18 @@ def row_numbers(
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
     lag = ahead + (place.c - place.r)
-    zero = ahead + reach_of(LAST, KIND.CAUSAL)
-    cells = skewed(ptr, zero, place.r, place.c, LAST)
+    if ENDS:
+        cells = skewed(ptr, ahead + reach_of(LAST, KIND.CAUSAL), place.r, place.c, LAST)
+        in_left = lag <= left_end(LAST, KIND.CAUSAL)
+        in_right = lag >= right_end(LAST, KIND.CAUSAL)
+    else:  # a caller's band, whose reach may change with the length
+        last = sizes.reach if KIND.CAUSAL else 2 * sizes.reach
+        cells = skewed(ptr, ahead + sizes.reach, place.r, place.c, last)
+        in_left = lag < -sizes.reach
+        in_right = lag > 0 if KIND.CAUSAL else lag > sizes.reach
     numbers = read_in_place(cells, OWN) if EVEN else tl.load(cells, mask=there, other=0.0)
-    numbers = tl.where(lag <= left_end(LAST, KIND.CAUSAL, ENDS), left, numbers)
-    return tl.where(lag >= right_end(LAST, KIND.CAUSAL, ENDS), right, numbers)
+    numbers = tl.where(in_left, left, numbers)
+    return tl.where(in_right, right, numbers)
 
 
 @triton.jit
@@ -434,7 +441,7 @@ def near_bias(
     lag = ahead + (place.c - place.r)
     tails = head.tails
     if KIND.RAW_BAND:
-        inside = within(lag, sizes.reach, 2 * sizes.reach)
+        inside = within(lag, sizes.reach)
         index = lag + sizes.reach
         if KIND.PER_ROW:
             index += place.r * head.band_q
