@@ -134,7 +134,7 @@ def forward(
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
     limit = _register_limit(call, tiles)
-    if limit is not None and alone and call.kind.CAUSAL and call.kind.ENDS:
+    if limit is not None and even and alone and call.kind.CAUSAL and call.kind.ENDS:
         limit = FEW_REGISTERS
     plan.launch(
         forward_kernel,
