@@ -482,22 +482,13 @@ def read_in_place(ptr, OWN: tl.constexpr):
     """
     if INTERPRETED:
         cells = tl.load(ptr)
-    elif OWN:
-        cells = tl.inline_asm_elementwise(
-            "ld.global.f32 $0, [$1];",
-            "=f,l",
-            [ptr.to(tl.int64)],
-            dtype=tl.float32,
-            is_pure=False,
-            pack=1,
-        )
     else:
         cells = tl.inline_asm_elementwise(
-            "ld.global.nc.f32 $0, [$1];",
+            "ld.global.f32 $0, [$1];" if OWN else "ld.global.nc.f32 $0, [$1];",
             "=f,l",
             [ptr.to(tl.int64)],
             dtype=tl.float32,
-            is_pure=True,
+            is_pure=not OWN,
             pack=1,
         )
     return cells
