@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from whence import DenseBias, LagBias, LagValues, Line, LowRankBias, Mask, attend, explain
 from whence.bench import flex_peer
@@ -394,3 +396,16 @@ def test_segments_are_compared_in_all_their_bits(backend: str) -> None:
         attend(q, k, v, mask=Mask(segments=(x, x)), backend=backend) for x in (far_apart, near)
     )
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_a_short_call_without_position_is_left_to_the_fused_kernels_on_a_gpu() -> None:
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+
+    def chosen(n: int, **options: Any) -> str:
+        q = torch.empty(2, 4, n, 64, device="cuda", dtype=torch.bfloat16)
+        return explain(q, q, q, **options).chosen
+
+    with FakeTensorMode():
+        assert chosen(128, causal=True) == chosen(64) == "fused"
+        assert chosen(129, causal=True) == chosen(65) == "sdpa"
+        assert chosen(64, dropout=0.1) == "sdpa"  # not measured

@@ -78,7 +78,8 @@ def attend(
     scale    1/sqrt(d) by default; 0.0 drops q.k, so that the logits are the bias alone
     dropout  probability on the weights; the caller sets it to 0.0 outside of training
     backend  "auto" takes the first of `whence.kernels.BACKENDS` that can run the call, and
-             PyTorch's own kernels for a call without position; a name runs or raises the reason
+             PyTorch's own kernels for a call without position, unless it is short; a name runs or
+             raises the reason
 
     A query that may look at no key gets zeros.
 
@@ -182,8 +183,8 @@ def explain(
 
 def _first_that_runs(call: AttentionCall) -> str:
     """The backend that "auto" takes. All refuse a call in half precision that is transformed."""
-    if sdpa.is_plain(call) and sdpa.refuse(call) is None:
-        return "sdpa"  # without position, PyTorch's own kernels are the fastest
+    if sdpa.is_plain(call) and sdpa.refuse(call) is None and not fused.beats_plain(call):
+        return "sdpa"  # without position, PyTorch's own kernels are the fastest for long sequences
     for name, module in BACKENDS.items():
         if module.refuse(call) is None:
             return name

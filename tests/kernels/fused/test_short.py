@@ -2,14 +2,16 @@
 
 import os
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from whence import LagBias, Line, Mask, attend
+from whence import LagBias, LagValues, Line, Mask, attend
 from whence.kernels.fused.backend import Inputs, Numbers, Product, Wanted
+from whence.lag.deferred import QueryBias
 
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
 launch = pytest.importorskip("whence.kernels.fused.launch", reason="Triton is a Linux package")
@@ -78,7 +80,7 @@ def laid_out(bias: LagBias, before: int, after: int) -> Tensor:
     return out.masked_fill(hidden, -torch.inf).contiguous()
 
 
-def random_case(seed: int, *, triangle: bool = False) -> Case:
+def random_case(seed: int, *, triangle: bool = False, groups: Sequence[int] = (1, 1, 2)) -> Case:
     """At most 48 tokens; `triangle` gives a call that the kernel of three tiles covers."""
     torch.manual_seed(seed)
     pick = random.Random(seed).choice
@@ -88,8 +90,8 @@ def random_case(seed: int, *, triangle: bool = False) -> Case:
         leaves[name] = torch.randn(shape).requires_grad_()
         return leaves[name]
 
-    b, kv_heads, groups = pick([1, 2, 3]), pick([1, 2]), 1 if triangle else pick([1, 1, 2])
-    h, n_k = kv_heads * groups, pick([1, 5, 16, 17, 33, 48])
+    b, kv_heads, group = pick([1, 2, 3]), pick([1, 2]), 1 if triangle else pick(groups)
+    h, n_k = kv_heads * group, pick([1, 5, 16, 17, 33, 48])
     n_q, d = pick([1, n_k, n_k, max(1, n_k - 3), 7, 40]), pick([4, 16, 24])
     d_v, q_start = pick([d, 16]), 0 if triangle else pick([n_k - n_q, n_k - n_q, 0, 2])
     q, k, v = (
@@ -133,7 +135,31 @@ def random_case(seed: int, *, triangle: bool = False) -> Case:
     return Case(q, k, v, short.ShortCall(band, None, inputs, numbers), options, leaves)
 
 
-EVERYTHING = Wanted(band=True, tails=True)
+def with_tables(case: Case, seed: int) -> Case:
+    """The case with a product in place of its band, a value table, or both, some shared by heads.
+
+    Their reaches differ, are 0, or are beyond all lags.
+    """
+    pick = random.Random(seed).choice
+    (_, h, _, d), d_v, call = case.q.shape, case.v.shape[3], case.call
+    leaves, options, inputs = dict(case.leaves), dict(case.options), call.inputs
+    parts = pick(["product", "table", "both", "both", "both"])
+    if parts != "table":
+        factor = torch.randn(pick([1, h]), 2 * pick([0, 1, 2, 7, 31]) + 1, d).requires_grad_()
+        options["bias"] = QueryBias(case.q, factor, scale=0.7)
+        inputs = inputs._replace(band=None, tails=None)
+        call = call._replace(band=None, product=Product(0.7, None, factor))
+        leaves = {k: x for k, x in leaves.items() if k not in ("band", "tails")} | {
+            "factor": factor
+        }
+    if parts != "product":
+        table = torch.randn(pick([1, h]), 2 * pick([0, 1, 3, 16, 31]) + 1, d_v).requires_grad_()
+        options["values"] = LagValues(table)
+        inputs, leaves["table"] = inputs._replace(table=table), table
+    return case._replace(call=call._replace(inputs=inputs), options=options, leaves=leaves)
+
+
+EVERYTHING = Wanted(band=True, tails=True, query=True, factor=True)
 
 
 def compare(case: Case, wanted: Tensor, *, tokens: bool, cut: Any = None) -> None:
@@ -163,7 +189,15 @@ def test_output_and_every_gradient_equal_the_definition(seed: int) -> None:
 def test_a_program_may_take_several_sequences(seed: int) -> None:
     case = random_case(seed)
     wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
-    compare(case, wanted, tokens=False, cut=short.Cut(rows=64, warps=4, run=6))
+    compare(case, wanted, tokens=False, cut=short.Cut(rows=64, warps=4, run=2))
+
+
+@pytest.mark.parametrize("seed", range(200, 240))
+def test_tables_of_keys_and_values_equal_the_definition(seed: int) -> None:
+    case = with_tables(random_case(seed, groups=[1]), seed)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    cut = short.Cut(rows=64 if seed % 4 else 16, warps=4, run=1 + seed % 3)
+    compare(case, wanted, tokens=False, cut=cut)
 
 
 @pytest.mark.parametrize("seed", range(80, 110))
@@ -225,16 +259,21 @@ def test_dropout_drops_the_same_weights_as_the_other_kernels_and_again_in_backwa
     compare(case, weights @ case.v, tokens=False)
 
 
-def test_what_is_too_long_or_has_a_product_or_a_value_table_does_not_fit() -> None:
+def test_what_is_too_long_or_has_too_large_a_table_does_not_fit() -> None:
     q, k, v, call = plain_case(1, 1, 1, 128, 64)[:4]
     half = [x.to(torch.bfloat16) for x in (q, k, v)]
     assert short.fits(q, k, v, call)
     assert short.fits(*(torch.cat([x, x], -1) for x in half), call)
     assert not short.fits(*(torch.cat([x, x], -1) for x in (q, k, v)), call)
     assert not short.fits(*(torch.cat([x, x[:, :, :1]], 2) for x in half), call)
-    table = torch.randn(1, 5, 64)
-    assert not short.fits(*half, call._replace(product=Product(1.0, None, table)))
-    assert not short.fits(*half, call._replace(inputs=NO_INPUTS._replace(table=table)))
+    table, large = torch.randn(1, 63, 64), torch.randn(1, 65, 64)
+    with_product = call._replace(product=Product(1.0, None, table))
+    assert short.fits(*half, with_product)
+    assert short.fits(*half, call._replace(inputs=NO_INPUTS._replace(table=table)))
+    assert not short.fits(*half, with_product._replace(product=Product(1.0, None, large)))
+    assert not short.fits(*half, with_product._replace(product=Product(1.0, half[0], table)))
+    assert not short.fits(*half, call._replace(inputs=NO_INPUTS._replace(table=large)))
+    assert not short.fits(*(torch.cat([x, x], 1) for x in half[:1]), *half[1:], with_product)
     near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
     assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 112 + 1)))
     assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 128 + 1)))

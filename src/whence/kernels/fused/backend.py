@@ -311,6 +311,20 @@ def refuse(call: AttentionCall) -> str | None:
     return refused_transform(call.tensors)
 
 
+def beats_plain(call: AttentionCall) -> bool:
+    """Whether these kernels are faster than PyTorch's for a call without position.
+
+    They are for short sequences in half precision, on an H200; with dropout it was not measured.
+    """
+    if call.q.dtype not in HALF or call.dropout or refuse(call) is not None:
+        return False
+    from whence.kernels.fused.launch import is_short  # which imports Triton
+
+    after = 0 if call.sight.causal else -1
+    numbers = Numbers(float(call.scale), 0, -1, after, dropout=0.0, slopes=False)
+    return is_short(call.q, call.k, call.v, Inputs(), numbers, None, None)
+
+
 def note(call: AttentionCall) -> str:
     """What `explain` says of a call: the strategy, the reason for it, and the launch plan."""
     far = far_start(call)

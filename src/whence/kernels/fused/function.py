@@ -320,10 +320,12 @@ def kept_rooms(given: Given, call: Call) -> Kept:
     biased = given.band is not None or given.table is not None or product or curve
     brief = is_short(q, given.k, given.v, given.inputs, numbers, product, curve)
     out = Room((b, h, n_q, given.v.shape[-1]), q.dtype, tokens)
-    mass = None if given.table is None else mass_shape(q, given.table, numbers)
+    mass = None
+    if given.table is not None and not brief:
+        mass = mass_shape(q, given.table, numbers)
     laid_out = tails = None
     extent = False
-    if not decoded(q, given.k, numbers):
+    if not decoded(q, given.k, numbers) and not (brief and product):
         laid_out = laid_out_shape(q, given.inputs, numbers, product, curve)
         extent = curve is not None and not curve.tails
         tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None

@@ -109,9 +109,11 @@ def forward(
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
     if is_short(q, k, v, inputs, numbers, product, curve):
-        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve)
+        band = extent = tails = None
+        if product is None:
+            band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve)
         made = _with_made(inputs, extent, tails)
-        in_short = _short_call(q, made, numbers, curve, band)
+        in_short = _short_call(q, made, numbers, product, curve, band)
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
         return Kept(out, None, None, None, band, extent, tails)
     out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
@@ -173,11 +175,12 @@ def backward(
     (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
     band, extent, tails = kept.band, kept.extent, kept.tails
     brief = is_short(q, k, v, inputs, numbers, product, curve)
-    if band is None:  # forward had few queries (`decoded`) and laid no band out
+    if band is None and not (brief and product is not None):
+        # Forward had few queries (`decoded`) and laid no band out.
         band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
     inputs = _with_made(inputs, extent, tails)
     if brief:
-        in_short = _short_call(q, inputs, numbers, curve, band)
+        in_short = _short_call(q, inputs, numbers, product, curve, band)
         found = short.backward(plan, d_out, q, k, v, in_short, wanted, tokens=by_token(q))
         if curve is None:
             return found
@@ -315,8 +318,10 @@ def is_short(
     """Whether the kernels for short sequences (short.py) cover the call and are faster."""
     if max(q.shape[2], k.shape[2]) > short.LONGEST or decoded(q, k, numbers):
         return False
-    laid_out = laid_out_shape(q, inputs, numbers, product, curve)
-    band = None if laid_out is None else Shape(laid_out)
+    band = None
+    if product is None:
+        laid_out = laid_out_shape(q, inputs, numbers, None, curve)
+        band = None if laid_out is None else Shape(laid_out)
     call = short.ShortCall(band, product, inputs, numbers)
     return short.fits(q, k, v, call) and short.is_faster(q, k, v, call)
 
@@ -349,11 +354,16 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
 
 
 def _short_call(
-    q: Any, inputs: Inputs, numbers: Numbers, curve: CurveBand | None, band: Any
+    q: Any,
+    inputs: Inputs,
+    numbers: Numbers,
+    product: Product | None,
+    curve: CurveBand | None,
+    band: Any,
 ) -> short.ShortCall:
     shape = _band_shape(q, inputs, None, curve)
     inputs = inputs if shape is None else inputs._replace(band=Shape(shape))
-    return short.ShortCall(band, None, inputs, numbers)
+    return short.ShortCall(band, product, inputs, numbers)
 
 
 def _decode(

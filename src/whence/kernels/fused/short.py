@@ -11,6 +11,7 @@ import torch
 
 from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
+from whence.kernels.fused.device.d_product import table_sum_kernel
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Operands,
@@ -24,13 +25,17 @@ from whence.kernels.fused.device.short_triangle import short_triangle_kernel
 
 LONGEST = 128  # queries, keys and columns of a head
 FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
+MOST_LAGS = 64  # of a table that is in one tile
+TABLE_PROGRAMS = 1056  # programs that sum the gradients of tables: 8 on each SM of an H200
+SUM_COLUMNS = 8  # columns of a table and parts of it that one program adds up at once
+SUM_PARTS = 512
 
 
 class ShortCall(NamedTuple):
     """Everything about a call but q, k and v."""
 
     band: Any  # laid out, [b|1, h|1, 1, lag] (device/band.py); None without a band
-    product: Product | None  # these kernels do not cover a call that has one
+    product: Product | None  # then there is no band
     inputs: Inputs  # of its band and tails only the shapes are read
     numbers: Numbers
 
@@ -51,14 +56,20 @@ def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
     They cover up to 128 queries, keys and columns of a head (in float32, 64 columns where there
     are more than 64 queries or keys); no band, or one that all rows share and that is laid out for
     every lag of the tile; any padding, segments, window, q_start, dropout and grouped heads. They
-    cover neither a product nor a value table.
+    cover a product with q and a value table of at most 64 lags that a query sees and 64 columns,
+    without grouped heads.
     """
     n_q, n_k, numbers = q.shape[2], k.shape[2], call.numbers
     longest, widest = max(n_q, n_k), max(q.shape[3], v.shape[3])
     if max(longest, widest) > LONGEST or numbers.far:
         return False
-    if call.product is not None or call.inputs.table is not None:
-        return False
+    if _has_tables(call):
+        grouped = q.shape[1] > k.shape[1]
+        other_query = call.product is not None and call.product.query is not None
+        if grouped or other_query or widest > 64:
+            return False
+        if max(_lasts(call)) >= MOST_LAGS:
+            return False
     if q.dtype == torch.float32 and longest > 64 and widest > 64:
         return False
     if call.band is None:
@@ -69,6 +80,8 @@ def fits(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
 
 def is_faster(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
     """Whether these kernels are faster than those of long sequences for a call that they cover."""
+    if _has_tables(call) and q.dtype == torch.float32:
+        return False
     return bool(max(q.shape[2], k.shape[2]) <= FASTER or _as_triangle(q, k, v, call))
 
 
@@ -77,19 +90,20 @@ def forward(
 ) -> Any:
     """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
-    cut = forward_cut(q, n_k, dropout=call.numbers.dropout > 0) if cut is None else cut
+    cut = forward_cut(q, n_k, call) if cut is None else cut
+    runs = _ceil(b, cut.run)
     tile, sizes = _tile(cut, n_q, n_k), _sizes(q, k, call)
     out = plan.empty((b, h, n_q, v.shape[3]), q.dtype, tokens=tokens)
     plan.launch(
         short_forward_kernel,
-        (b * h, _ceil(n_q, tile.ROWS)),
-        *(_operands(q, k, v, call), out),
+        (runs * h, _ceil(n_q, tile.ROWS)),
+        *(_operands(q, k, v, call), out, b),
         *a.scalars(sizes),
         warps=cut.warps,
-        stages=1,
+        stages=cut.stages,
         KIND=_kind(q, k, v, call, tokens),
-        TILE=tile,
-        SHORT=Short(1, 1, DIAGONALS=False, TRIANGLE=_triangular(call)),
+        TILE=tile._replace(STAGES=cut.stages),
+        SHORT=Short(1, cut.run, DIAGONALS=False, TRIANGLE=_triangular(call)),
     )
     return out
 
@@ -110,30 +124,62 @@ def backward(
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     cut = backward_cut(q, k, v, call) if cut is None else cut
     tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
-    run = _run(cut, b, call) if blocks == 1 and k.shape[1] == h else 1
+    summed = call.band is not None and (wanted.band or wanted.tails)
+    single = k.shape[1] == h and not (summed and blocks > 1)
+    run = _run(cut, b, call) if single else 1
+    runs = _ceil(b, run)
     d_q, d_k, d_v = (plan.empty(tuple(x.shape), x.dtype, tokens=tokens) for x in (q, k, v))
-    diagonals = None
-    if call.band is not None and (wanted.band or wanted.tails):
-        diagonals = plan.empty((b // run, h, blocks, 2 * tile.KEYS), torch.float32)
+    diagonals = d_factors = d_tables = None
+    if summed:
+        diagonals = plan.empty((runs, h, blocks, 2 * tile.KEYS), torch.float32)
+    last, value_last = _lasts(call)
+    if call.product is not None and wanted.band:
+        d_factors = plan.empty((runs, h, last + 1, q.shape[3]), torch.float32)
+    if call.inputs.table is not None:
+        d_tables = plan.empty((runs, h, value_last + 1, v.shape[3]), torch.float32)
     sizes = _sizes(q, k, call)
     plan.launch(
         short_triangle_kernel if cut.triangle else short_backward_kernel,
-        (b // run * k.shape[1],),
-        *(_operands(q, k, v, call), _rows(d_out), HeadGradients(d_q, d_k, d_v), diagonals),
+        (runs * k.shape[1],),
+        *(_operands(q, k, v, call), _rows(d_out)),
+        *(HeadGradients(d_q, d_k, d_v, d_factors, d_tables), diagonals, b),
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
-        SHORT=Short(blocks, run, diagonals is not None, _triangular(call)),
+        SHORT=Short(blocks, run, diagonals is not None, _triangular(call), d_factors is not None),
     )
     band, tails = call.inputs.band, call.inputs.tails
-    d_band, d_tails = None, None
+    d_band = d_tails = d_factor = d_table = None
     if diagonals is not None and wanted.band:
         d_band = _band_gradient(plan, diagonals, band, sizes, tile)
     if diagonals is not None and wanted.tails and tails is not None:
         d_tails = _tails_gradient(plan, diagonals, tails, sizes, tile)
-    return Gradients(d_q, d_k, d_v, band=d_band, tails=d_tails)
+    if call.product is not None and wanted.factor:
+        factor = call.product.table
+        if d_factors is not None:
+            d_factor = table_sum(plan, d_factors, factor)
+        else:  # one lag: one number for all keys, which does not change a softmax
+            d_factor = plan.zeros(factor.shape, torch.float32)
+    if d_tables is not None:
+        d_table = table_sum(plan, d_tables, call.inputs.table)
+    return Gradients(d_q, d_k, d_v, d_band, d_tails, d_table, factor=d_factor)
+
+
+def table_sum(plan: Any, sums: Any, table: Any) -> Any:
+    """The gradient of a table from its parts [part, h, lag, d], also over heads that share it."""
+    (parts, h, width, d), heads = sums.shape, table.shape[0]
+    d_table = plan.empty(table.shape, torch.float32)
+    plan.launch(
+        table_sum_kernel,
+        (table.shape[1], _ceil(d, SUM_COLUMNS), heads),
+        *(sums, d_table, parts * h // heads, width - 1),
+        D=d,
+        COLUMNS=SUM_COLUMNS,
+        PARTS=SUM_PARTS,
+    )
+    return d_table
 
 
 def _band_gradient(plan: Any, diagonals: Any, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
@@ -179,16 +225,18 @@ def _batches(batches: int, lags: int) -> int:
     return min(2048 // lags, _padded(batches, 1))
 
 
-def forward_cut(q: Any, n_k: int, *, dropout: bool) -> Cut:
+def forward_cut(q: Any, n_k: int, call: ShortCall) -> Cut:
     """How forward is divided: two programs of 64 rows keep more of the GPU busy than one of 128.
 
     The random numbers of dropout take registers: then a program has 32 rows of more than 64 keys.
     """
     keys = _padded(n_k, 16)
-    rows = min(32 if dropout and keys > 64 else 64, _padded(q.shape[2], 16))
+    rows = min(32 if call.numbers.dropout and keys > 64 else 64, _padded(q.shape[2], 16))
     if q.dtype == torch.float32:  # without tensor cores a thread holds more: fewer rows
         rows = min(rows, 16 if keys > 64 else 32)
         return Cut(rows, 8 if keys > 32 else 4)
+    if _has_tables(call):
+        return _table_cut(q, rows, keys, _warps(rows * keys))
     return Cut(rows, _warps(rows * keys))
 
 
@@ -203,15 +251,28 @@ def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
         return Cut(rows, 8 if keys > 32 else 4)
     if _as_triangle(q, k, v, call):
         return Cut(rows, 4, triangle=True)
+    if _has_tables(call):
+        return _table_cut(q, min(rows, 64), keys, max(4, _warps(rows * keys)))
     if max(rows, keys) <= 32:
         return Cut(rows, _warps(rows * keys), run=4, stages=2)
     return Cut(rows, _warps(rows * keys))
 
 
+def _table_cut(q: Any, rows: int, keys: int, warps: int) -> Cut:
+    """Of few keys a program takes many sequences, so that it loads the tables once.
+
+    A loop over sequences of more keys would not have enough registers.
+    """
+    if max(rows, keys) > 32:
+        return Cut(rows, warps)
+    run = _ceil(q.shape[0], max(1, TABLE_PROGRAMS // q.shape[1]))
+    return Cut(rows, warps, run, stages=3)
+
+
 def _as_triangle(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
     """Whether backward takes a call of more than 64 queries in three tiles of 64 x 64."""
     narrow, grouped = max(q.shape[3], v.shape[3]) <= 64, q.shape[1] > k.shape[1]
-    plain = not grouped and call.numbers.dropout == 0
+    plain = not (grouped or _has_tables(call) or call.numbers.dropout)
     half = q.dtype != torch.float32
     return bool(q.shape[2] > 64 and half and narrow and plain and _triangular(call))
 
@@ -221,14 +282,26 @@ def _warps(cells: int) -> int:
 
 
 def _run(cut: Cut, b: int, call: ShortCall) -> int:
-    """How many sequences a program takes: all share a band and tails, and no program has fewer."""
-    batches = max(x.shape[axis] for x, axis in _batched(call)) if _batched(call) else 1
-    return math.gcd(cut.run, b // batches)
+    """How many sequences a program takes: all share a band and tails."""
+    batches = max((x.shape[axis] for x, axis in _batched(call)), default=1)
+    return cut.run if batches == 1 else math.gcd(cut.run, b // batches)
 
 
 def _batched(call: ShortCall) -> list[tuple[Any, int]]:
     pairs = [(call.inputs.band, 0), (call.inputs.tails, 1)]
     return [(x, axis) for x, axis in pairs if call.band is not None and x is not None]
+
+
+def _has_tables(call: ShortCall) -> bool:
+    return call.product is not None or call.inputs.table is not None
+
+
+def _lasts(call: ShortCall) -> tuple[int, int]:
+    """The last place of a product's table and of a value table that a query sees, or 0."""
+    tables = (call.product and call.product.table, call.inputs.table)
+    reaches = [0 if x is None else x.shape[1] // 2 for x in tables]
+    causal = call.numbers.after == 0
+    return tuple([reach if causal else 2 * reach for reach in reaches])  # type: ignore[return-value]
 
 
 def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
@@ -245,20 +318,24 @@ def _triangular(call: ShortCall) -> bool:
 def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
     inputs = call.inputs
     return Operands(
-        *(_rows(q), _rows(k), _rows(v), _bias(call.band), _visible(inputs), inputs.seed)
+        *(_rows(q), _rows(k), _rows(v), _bias(call.band), _visible(inputs), inputs.seed),
+        *(_product(q, call.product), _table(inputs.table)),
     )
 
 
 def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
-    band, numbers = call.inputs.band, call.numbers
+    band, numbers, table = call.inputs.band, call.numbers, call.inputs.table
+    reach = 0 if band is None else band.shape[-1] // 2
+    if call.product is not None:
+        reach = call.product.table.shape[1] // 2
     return a.Sizes(
         n_q=q.shape[2],
         n_k=k.shape[2],
         q_start=numbers.q_start,
-        reach=0 if band is None else band.shape[-1] // 2,
+        reach=reach,
         edge=0 if call.band is None else call.band.shape[-1] // 2,
         n_heads=q.shape[1],
-        value_reach=0,
+        value_reach=0 if table is None else table.shape[1] // 2,
         before=numbers.before,
         after=numbers.after,
         far_start=0,
@@ -269,6 +346,7 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
 
 def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
     d, d_v, inputs, numbers = q.shape[3], v.shape[3], call.inputs, call.numbers
+    last, value_last = _lasts(call)
     return a.Kind(
         D=d,
         D_V=d_v,
@@ -281,7 +359,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         TAILS=False,
         SLOPES=False,
         PER_ROW=False,
-        VALUES=False,
+        VALUES=inputs.table is not None,
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
         CAUSAL=numbers.after == 0,
@@ -292,11 +370,11 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         FAR=False,
         TOKENS=tokens,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        ENDS=False,
-        LAST=0,
-        VALUE_LAST=0,
+        ENDS=call.product is not None,
+        LAST=last,
+        VALUE_LAST=value_last,
         MARGIN=0,
-        LAGS=0,
+        LAGS=_padded(max(last, value_last) + 1, 16),
     )
 
 
@@ -307,6 +385,17 @@ def _rows(x: Any) -> a.Rows:
 def _bias(band: Any) -> a.Bias:
     band_b, band_h = (0, 0) if band is None else _shared(band, 0, 1)
     return a.Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
+
+
+def _product(q: Any, product: Product | None) -> a.Product | None:
+    if product is None:
+        return None
+    table = a.Table(product.table, *_shared(product.table, 0))
+    return a.Product(_rows(q), table, product.scale)
+
+
+def _table(x: Any) -> a.Table | None:
+    return None if x is None else a.Table(x, *_shared(x, 0))
 
 
 def _visible(inputs: Inputs) -> a.Visible:

@@ -132,7 +132,7 @@ def tile_gradient(
         if REGION == 1:
             d_right = 0.0 if KIND.CAUSAL else d_mass.right
             d_weights += row_numbers(
-                *(d_mass.ptr, place, there, d_mass.left, d_right, sizes),
+                *(d_mass.ptr, place, d_mass.left, d_right, sizes),
                 *(KIND.VALUE_LAST, True, KIND, EVEN, not BY_KEYS),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.tile import head_rows
+from whence.kernels.fused.device.tile import head_rows, in_two, product_in_parts
 
 
 class Seen(NamedTuple):
@@ -91,6 +91,7 @@ def product_gradient_kernel(
     lag = lag_block * LAGS + tl.arange(0, LAGS)
     total = tl.zeros([PIECE, LAGS], dtype=tl.float32)
     if d_query.ptr is not None:
+        dtype = d_query.ptr.dtype.element_ty
         factor = table.ptr + h * table.stride_h + d[None, :]
         if WHOLE:
             on_table = (lag < WIDTH)[:, None] & on_d
@@ -116,9 +117,8 @@ def product_gradient_kernel(
             leading = d_band
             if PRECISION == "ieee":
                 rows = rows.to(tl.float32)
-            else:  # two products, of leading and lower digits
-                leading = d_band.to(rows.dtype)
-                lower = (d_band - leading.to(tl.float32)).to(rows.dtype)
+            else:
+                leading, lower = in_two(d_band, rows.dtype)
                 total = tl.dot(tl.trans(rows), lower, total)
             total = tl.dot(tl.trans(rows), leading, total, input_precision=PRECISION)
         if d_query.ptr is not None:
@@ -127,7 +127,7 @@ def product_gradient_kernel(
             if lag_block == 0:
                 d_rows = tl.zeros([ROWS, PIECE], dtype=tl.float32)
                 if WHOLE:
-                    d_rows = tl.dot(d_band, vectors, d_rows, input_precision=PRECISION)
+                    d_rows = product_in_parts(d_band, vectors, d_rows, dtype, KIND)
                 else:
                     for other in tl.range(0, WIDTH, LAGS, num_stages=1):
                         each = other + tl.arange(0, LAGS)
@@ -136,7 +136,7 @@ def product_gradient_kernel(
                         )
                         on_table = (each < WIDTH)[:, None] & on_d
                         part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
-                        d_rows = tl.dot(d_each, part, d_rows, input_precision=PRECISION)
+                        d_rows = product_in_parts(d_each, part, d_rows, dtype, KIND)
                 d_rows *= scale
                 if KIND.ADDED:
                     d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)

@@ -28,6 +28,7 @@ from whence.kernels.fused.device.tile import (
     near_bias,
     near_reach_of,
     packed_row,
+    product_in_parts,
     region_of,
     right_end,
     rounding_residual,
@@ -132,7 +133,10 @@ def forward_kernel(
         right_mass = state.right_mass / shares
         if left_is_rest(KIND):
             left_mass = tl.where(state.total == 0.0, 0.0, 1.0)
-        out = with_table(out, mass, of_head, lse, left_mass, right_mass, rows, keys, sizes, KIND)
+        out = with_table(
+            *(out, v.ptr.dtype.element_ty, mass, of_head, lse, left_mass, right_mass),
+            *(rows, keys, sizes, KIND),
+        )
     tl.store(result.lse + bh * sizes.n_q + row, lse, mask=there)
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)
@@ -368,6 +372,7 @@ def product_band(
 @triton.jit
 def with_table(
     out,
+    dtype,  # of the call
     mass,  # address of the first row's masses
     table,  # address of the head's table
     lse,
@@ -411,7 +416,7 @@ def with_table(
             mask=(lag < STOP)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
-        out = tl.dot(masses, vectors, out, input_precision=KIND.PRECISION)
+        out = product_in_parts(masses, vectors, out, dtype, KIND)
     vector = tl.load(table + d_v, mask=d_v < KIND.D_V, other=0.0)
     out += left_mass[:, None] * vector[None, :]
     if not KIND.CAUSAL:

@@ -10,6 +10,11 @@ with its tails beyond its reach and -inf outside of the window, so a cell needs 
 
 The gradient of a band is the sum of each diagonal of dS. A program stores the sums of its own tile,
 and further kernels add them up over the batch in a fixed order, without atomics.
+
+A band may also be a product of q with a table of vectors, one for each lag, and a second table may
+add its vectors to the values. Both are clipped: their ends serve all lags beyond. Two functions
+then go between a row's cells, one for each key, and its places in a table, one for each lag:
+`spread_over_keys`, and `summed_by_lag`, which is its transpose.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +23,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, dropout_factor, packed_row, sizes_of
+from whence.kernels.fused.device.tile import LOG2E, dropout_factor, in_two, packed_row, sizes_of
 
 
 class Operands(NamedTuple):
@@ -30,6 +35,8 @@ class Operands(NamedTuple):
     bias: Any  # Bias: the laid-out band
     visible: Any  # Visible
     seed: Any  # of dropout
+    product: Any  # Product, of q with a table; or None
+    table: Any  # Table of values; or None
 
 
 class Sums(NamedTuple):
@@ -39,6 +46,8 @@ class Sums(NamedTuple):
     d_v: Any  # [key, d_v]
     right: Any  # [key]: diagonals c - r = 0..N - 1 of dS
     left: Any  # [key]: diagonals c - r = -N..-1
+    d_factor: Any  # [lag, d]: the gradient of the product's table
+    d_table: Any  # [lag, d_v]
 
 
 class HeadGradients(NamedTuple):
@@ -47,15 +56,19 @@ class HeadGradients(NamedTuple):
     d_q: Any
     d_k: Any
     d_v: Any
+    d_factor: Any  # float32 [runs, h, lag, d]: the table's of every run of sequences; or None
+    d_table: Any
 
 
 class Short(NamedTuple):
     """The compile-time constants of these kernels besides KIND and TILE."""
 
     ROW_BLOCKS: int  # of a sequence
-    RUN: int  # sequences of one program; more than one only if ROW_BLOCKS and GROUPS are 1
+    RUN: int  # sequences of one program, the last of which may have fewer; more than one only if
+    # GROUPS is 1, and with DIAGONALS only if ROW_BLOCKS is 1
     DIAGONALS: bool  # the sums of diagonals are wanted
     TRIANGLE: bool  # row i attends to no key beyond i
+    FACTOR: bool = False  # the gradient of a product is wanted; GROUPS is 1 if there is a table
 
 
 @triton.jit
@@ -105,6 +118,91 @@ def store_keys(ptr, tile, b, h, D: tl.constexpr, sizes, KIND: tl.constexpr, TILE
 
 
 @triton.jit
+def load_table(
+    x, h, LAST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, dtype, KIND: tl.constexpr
+):
+    """The table of one head [lag, d] in the dtype of the call, zeros beyond its edges."""
+    lag = tl.arange(0, KIND.LAGS)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    place = x.ptr + h * x.stride_h + lag * D + d
+    return tl.load(place, mask=(lag <= LAST) & (d < D), other=0.0).to(dtype)
+
+
+@triton.jit
+def load_tables(operands, h, dtype, KIND: tl.constexpr):
+    """The product's table and the table of values of one head; 0 for one that a call has not."""
+    factor = 0
+    values = 0
+    if KIND.ENDS:
+        x = operands.product.factor
+        factor = load_table(x, h, KIND.LAST, KIND.D, KIND.BLOCK_D, dtype, KIND)
+    if KIND.VALUES:
+        x = operands.table
+        values = load_table(x, h, KIND.VALUE_LAST, KIND.D_V, KIND.BLOCK_DV, dtype, KIND)
+    return factor, values
+
+
+@triton.jit
+def store_table(ptr, tile, part, LAST: tl.constexpr, D: tl.constexpr):
+    """Store the gradient of a table that one program summed."""
+    lag = tl.arange(0, tile.shape[0])[:, None]
+    d = tl.arange(0, tile.shape[1])[None, :]
+    place = ptr + part * ((LAST + 1) * D) + (lag * D + d)
+    tl.store(place, tile, mask=(lag <= LAST) & (d < D))
+
+
+@triton.jit
+def of_lags(numbers, table, sums, KIND: tl.constexpr):
+    """sums + numbers @ table, of a number in float32 for each row and lag."""
+    leading, lower = in_two(numbers, table.dtype)
+    if KIND.PRECISION != "ieee":
+        sums = tl.dot(lower, table, sums)
+    return tl.dot(leading, table, sums, input_precision=KIND.PRECISION)
+
+
+@triton.jit
+def table_gradient(numbers, rows, sums, KIND: tl.constexpr):
+    """sums + numbers^T @ rows, of a number in float32 for each row and lag."""
+    leading, lower = in_two(numbers, rows.dtype)
+    if KIND.PRECISION != "ieee":
+        sums = tl.dot(tl.trans(lower), rows, sums)
+    return tl.dot(tl.trans(leading), rows, sums, input_precision=KIND.PRECISION)
+
+
+@triton.jit
+def spread_over_keys(numbers, r, c, reach, sizes, LAST: tl.constexpr):
+    """Numbers of rows and lags [m, lag], for each cell that of its row and its clipped lag."""
+    place = c - r + (reach - sizes.q_start)
+    return tl.gather(numbers, tl.minimum(tl.maximum(place, 0), LAST), 1)
+
+
+@triton.jit
+def summed_by_lag(cells, dtype, r, c, reach, sizes, LAST: tl.constexpr, KIND: tl.constexpr):
+    """The sum of the cells of each row that have the same clipped lag, [m, lag].
+
+    Of the lags between the two ends, a row has one cell each. The sums at an end are a product with
+    a matrix that has ones in one column: sums of rows would exchange numbers between all threads.
+    The matrix is built transposed; otherwise ptxas 12.8 reads a register that is never set.
+    """
+    N: tl.constexpr = cells.shape[1]
+    lag = c - r - sizes.q_start
+    place = tl.arange(0, KIND.LAGS)[None, :]
+    column = tl.arange(0, KIND.LAGS)[:, None] + tl.zeros([1, N], dtype=tl.int32)
+    key = r + place + (sizes.q_start - reach)
+    found = tl.gather(cells, tl.minimum(tl.maximum(key, 0), N - 1), 1)
+    within = (key >= 0) & (key < N) & (place > 0) & (place < LAST + KIND.CAUSAL)
+    found = tl.where(within, found, 0.0)
+    left = tl.where(lag <= -reach if LAST > 0 else lag == lag, cells, 0.0).to(dtype)
+    found = tl.dot(left, tl.trans((column == 0).to(dtype)), found, input_precision=KIND.PRECISION)
+    if LAST > 0 and not KIND.CAUSAL:
+        right = tl.where(lag >= reach, cells, 0.0).to(dtype)
+        found = tl.dot(
+            right, tl.trans((column == LAST).to(dtype)), found, input_precision=KIND.PRECISION
+        )
+    return found
+
+
+@triton.jit
 def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """The logits with -inf at masked cells; a laid-out band has the window built in already."""
     WINDOW: tl.constexpr = (KIND.BEFORE or KIND.AFTER) and not KIND.BAND
@@ -127,30 +225,43 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
 
 
 @triton.jit
-def masked_logits(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+def masked_logits(
+    q, k, factor, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr
+):
     """The logits of rows r and keys c in base 2, with -inf at masked cells."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
     if KIND.BAND:
         bias = operands.bias
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
         logits += tl.load(band + (c - r))
+    if KIND.ENDS:
+        rows = tl.dot(q, tl.trans(factor), input_precision=KIND.PRECISION)
+        rows = rows * (operands.product.scale * LOG2E)
+        logits += spread_over_keys(rows, r, c, sizes.reach, sizes, KIND.LAST)
     return masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
 
 
 @triton.jit
-def exponentials(q, k, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """exp2(logit - row maximum), and the sum of each row, or 1 if all its keys are masked."""
-    logits = masked_logits(q, k, operands, b, h, r, c, sizes, KIND, TILE)
+def reciprocal(total):
+    """1 / total [row, 1], and 1 for a row whose keys are all masked."""
+    return (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+
+
+@triton.jit
+def exponentials(q, k, factor, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """exp2(logit - row maximum), and the sum of each row."""
+    logits = masked_logits(q, k, factor, operands, b, h, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
     weights = tl.exp2(logits - top[:, None])
-    total = tl.sum(weights, 1)
-    return weights, tl.where(total == 0.0, 1.0, total)
+    return weights, tl.sum(weights, 1)
 
 
 @triton.jit
 def forward_block(
     operands,
+    factor,
+    values,
     out,
     b,
     h,
@@ -169,20 +280,35 @@ def forward_block(
     )
     k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, KIND.BLOCK_D, TILE.EVEN)
     v_tile = load_head(operands.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE)
+    weights, total = exponentials(q_tile, k_tile, factor, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
         seed = tl.load(operands.seed) + (b * sizes.n_heads + h)
         weights = tl.where(dropout_factor(seed, r, c, sizes.dropout) > 0.0, weights, 0.0)
         total = total * (1.0 - sizes.dropout)  # see `attended` in forward.py
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
-    rows = rows / total[:, None]
+    if KIND.VALUES:
+        masses = summed_by_lag(
+            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND)
+        )
+        rows = of_lags(masses, values, rows, KIND)
+    rows = rows * reciprocal(total)
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
 
-@triton.jit(do_not_specialize=[*VARYING])
+@triton.jit
+def run_length(run, batch, SHORT: tl.constexpr):
+    """How many sequences a program takes."""
+    length = SHORT.RUN
+    if SHORT.RUN > 1:
+        length = tl.minimum(batch - run * SHORT.RUN, SHORT.RUN)
+    return length
+
+
+@triton.jit(do_not_specialize=["batch", *VARYING])
 def short_forward_kernel(
     operands,
     out,
+    batch,
     numbers,
     n_q,
     n_k,
@@ -193,19 +319,25 @@ def short_forward_kernel(
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """The output of one head of one sequence (program 0), for a block of its rows (program 1)."""
+    """The output of one head of a run of sequences (program 0), a block of its rows (program 1)."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
-    bh = tl.program_id(0).to(tl.int64)
-    b = bh // sizes.n_heads
-    h = bh % sizes.n_heads
+    run = tl.program_id(0).to(tl.int64) // sizes.n_heads
+    h = tl.program_id(0) % sizes.n_heads
     first = tl.program_id(1) * TILE.ROWS
-    if SHORT.TRIANGLE and TILE.ROWS < TILE.KEYS:
-        if first == 0:
-            forward_block(operands, out, b, h, first, sizes, TILE.ROWS, KIND, TILE)
+    factor, values = load_tables(operands, h, operands.q.ptr.dtype.element_ty, KIND)
+    for each in tl.range(0, run_length(run, batch, SHORT), num_stages=TILE.STAGES):
+        b = run * SHORT.RUN + each
+        if SHORT.TRIANGLE and TILE.ROWS < TILE.KEYS:
+            if first == 0:
+                forward_block(
+                    operands, factor, values, out, b, h, first, sizes, TILE.ROWS, KIND, TILE
+                )
+            else:
+                forward_block(
+                    operands, factor, values, out, b, h, first, sizes, TILE.KEYS, KIND, TILE
+                )
         else:
-            forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE)
-    else:
-        forward_block(operands, out, b, h, first, sizes, TILE.KEYS, KIND, TILE)
+            forward_block(operands, factor, values, out, b, h, first, sizes, TILE.KEYS, KIND, TILE)
 
 
 @triton.jit
@@ -256,14 +388,27 @@ def zero_sums(KIND: tl.constexpr, TILE: tl.constexpr, SHORT: tl.constexpr):
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
     BLOCK_DV: tl.constexpr = KIND.BLOCK_DV
+    LAGS: tl.constexpr = KIND.LAGS
     right = 0.0
     left = 0.0
     if SHORT.DIAGONALS:
         right = tl.zeros([KEYS], dtype=tl.float32)
         left = tl.zeros([KEYS], dtype=tl.float32)
+    d_factor = 0.0
+    if SHORT.FACTOR:
+        d_factor = tl.zeros([LAGS, BLOCK_D], dtype=tl.float32)
+    d_table = 0.0
+    if KIND.VALUES:
+        d_table = tl.zeros([LAGS, BLOCK_DV], dtype=tl.float32)
     d_k = tl.zeros([KEYS, BLOCK_D], dtype=tl.float32)
     d_v = tl.zeros([KEYS, BLOCK_DV], dtype=tl.float32)
-    return Sums(d_k, d_v, right, left)
+    return Sums(d_k, d_v, right, left, d_factor, d_table)
+
+
+@triton.jit
+def transposed_product(cells, rows, sums, KIND: tl.constexpr):
+    """sums + cells^T @ rows: what rows add to dK, to dV or to the gradient of a table."""
+    return tl.dot(tl.trans(cells), rows, sums, input_precision=KIND.PRECISION)
 
 
 @triton.jit
@@ -271,6 +416,8 @@ def block_gradients(
     sums,
     k_tile,
     v_tile,
+    factor,
+    values,
     operands,
     d_out,
     gradients,
@@ -283,12 +430,12 @@ def block_gradients(
     TILE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """Store dQ of a block of rows; add its terms to dK / scale, dV and the sums of diagonals.
+    """Store dQ of a block of rows; add its terms to dK / scale, dV and the other sums.
 
     A complete gradient is stored at once, which frees its registers: dK and dV if there is a single
     block, and the sums of diagonals if a program has one sequence.
     """
-    d_k, d_v, right, left = sums
+    d_k, d_v, right, left, d_factor, d_table = sums
     SINGLE: tl.constexpr = KIND.GROUPS * SHORT.ROW_BLOCKS == 1
     first = block * TILE.ROWS
     r = first + tl.arange(0, TILE.ROWS)[:, None]
@@ -298,26 +445,38 @@ def block_gradients(
         operands.q, b, h, first, sizes.n_q, TILE.ROWS, KIND.D, KIND.BLOCK_D, TILE.EVEN
     )
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
-    weights, total = exponentials(q_tile, k_tile, operands, b, h, r, c, sizes, KIND, TILE)
+    weights, total = exponentials(q_tile, k_tile, factor, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
-        factor = dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
-    weights = weights / total[:, None]
+        keep = dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
+    weights = weights * reciprocal(total)
     met = weights
     if KIND.DROPOUT:
-        met = weights * factor
-    d_v = tl.dot(tl.trans(met.to(d_rows.dtype)), d_rows, d_v, input_precision=KIND.PRECISION)
+        met = weights * keep
+    d_v = transposed_product(met.to(d_rows.dtype), d_rows, d_v, KIND)
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
     d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
+    if KIND.VALUES:
+        masses = summed_by_lag(
+            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND)
+        )
+        d_table = table_gradient(masses, d_rows, d_table, KIND)
+        d_masses = tl.dot(d_rows, tl.trans(values), input_precision=KIND.PRECISION)
+        d_weights += spread_over_keys(d_masses, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST)
     if KIND.DROPOUT:
-        d_weights = d_weights * factor
+        d_weights = d_weights * keep
     delta = tl.sum(weights * d_weights, 1)
     d_logits = weights * (d_weights - delta[:, None])
     rounded = d_logits.to(q_tile.dtype)
-    d_k = tl.dot(tl.trans(rounded), q_tile, d_k, input_precision=KIND.PRECISION)
+    d_k = transposed_product(rounded, q_tile, d_k, KIND)
     if SINGLE:
         store_keys(gradients.d_k, d_k * sizes.scale, b, h, KIND.D, sizes, KIND, TILE)
     d_q = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
+    if SHORT.FACTOR:
+        d_band = summed_by_lag(*(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND))
+        d_band = d_band * operands.product.scale
+        d_factor = table_gradient(d_band, q_tile, d_factor, KIND)
+        d_q = of_lags(d_band, factor, d_q, KIND)
     store_head(
         *(gradients.d_q, d_q, b, h, first, sizes.n_q, sizes.n_heads),
         *(KIND.D, KIND.TOKENS, TILE.EVEN),
@@ -328,15 +487,16 @@ def block_gradients(
         left += more_left
         if SHORT.RUN == 1:
             store_diagonals(diagonals, bh * SHORT.ROW_BLOCKS + block, right, left)
-    return Sums(d_k, d_v, right, left)
+    return Sums(d_k, d_v, right, left, d_factor, d_table)
 
 
-@triton.jit(do_not_specialize=[*VARYING])
+@triton.jit(do_not_specialize=["batch", *VARYING])
 def short_backward_kernel(
     operands,
     d_out,
     gradients,
     diagonals,
+    batch,
     numbers,
     n_q,
     n_k,
@@ -360,26 +520,32 @@ def short_backward_kernel(
     run = tl.program_id(0).to(tl.int64) // n_kv
     h_kv = tl.program_id(0) % n_kv
     sums = zero_sums(KIND, TILE, SHORT)
-    for each in tl.range(0, SHORT.RUN, num_stages=TILE.STAGES):
+    factor, values = load_tables(operands, h_kv, operands.q.ptr.dtype.element_ty, KIND)
+    for each in tl.range(0, run_length(run, batch, SHORT), num_stages=TILE.STAGES):
         b = run * SHORT.RUN + each
         k_tile = load_head(operands.k, b, h_kv, 0, sizes.n_k, KEYS, KIND.D, BLOCK_D, TILE.EVEN)
         v_tile = load_head(operands.v, b, h_kv, 0, sizes.n_k, KEYS, KIND.D_V, BLOCK_DV, TILE.EVEN)
         start = zero_sums(KIND, TILE, SHORT)
-        sums = Sums(start.d_k, start.d_v, sums.right, sums.left)
+        sums = Sums(start.d_k, start.d_v, *sums[2:])
         for step in tl.range(0, KIND.GROUPS * ROW_BLOCKS, num_stages=1):
             h = h_kv * KIND.GROUPS + step // ROW_BLOCKS
             if SHORT.RUN == 1:  # the sums of diagonals are stored after each step
-                sums = Sums(sums.d_k, sums.d_v, start.right, start.left)
+                sums = Sums(sums.d_k, sums.d_v, start.right, start.left, *sums[4:])
             sums = block_gradients(
-                *(sums, k_tile, v_tile, operands, d_out, gradients, diagonals),
+                *(sums, k_tile, v_tile, factor, values, operands, d_out, gradients, diagonals),
                 *(b, h, step % ROW_BLOCKS, sizes, KIND, TILE, SHORT),
             )
         if KIND.GROUPS * ROW_BLOCKS > 1:
             d_k = sums.d_k * sizes.scale
             store_keys(gradients.d_v, sums.d_v, b, h_kv, KIND.D_V, sizes, KIND, TILE)
             store_keys(gradients.d_k, d_k, b, h_kv, KIND.D, sizes, KIND, TILE)
+    part = run * sizes.n_heads + h_kv
     if SHORT.RUN > 1 and SHORT.DIAGONALS:  # then a program has one head and one block of rows
-        store_diagonals(diagonals, run * sizes.n_heads + h_kv, sums.right, sums.left)
+        store_diagonals(diagonals, part, sums.right, sums.left)
+    if SHORT.FACTOR:
+        store_table(gradients.d_factor, sums.d_factor, part, KIND.LAST, KIND.D)
+    if KIND.VALUES:
+        store_table(gradients.d_table, sums.d_table, part, KIND.VALUE_LAST, KIND.D_V)
 
 
 @triton.jit

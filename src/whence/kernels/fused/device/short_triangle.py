@@ -5,15 +5,24 @@ j of the keys. Row i attends to no key beyond i, so that everything in tile 01 i
 block 1 comes first: its two tiles are in registers together, so that softmax and delta see the
 whole row. It completes dK and dV of key block 1; row block 0 completes those of key block 0.
 
-Otherwise this kernel gives what `short_backward_kernel` gives, for a call without grouped heads and
-dropout. Tiles 00 and 11 have the same lags: they are added before their diagonals are summed.
+Otherwise this kernel gives what `short_backward_kernel` gives, for a call without grouped heads,
+tables and dropout. Tiles 00 and 11 have the same lags: they are added before their diagonals are
+summed.
 """
 
 import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.short import diagonal_sums, load_head, masked_logits, store_head
+from whence.kernels.fused.device.short import (
+    diagonal_sums,
+    load_head,
+    masked_logits,
+    reciprocal,
+    run_length,
+    store_head,
+    transposed_product,
+)
 from whence.kernels.fused.device.tile import sizes_of
 
 
@@ -48,24 +57,13 @@ def finite(top):
     return tl.where(top == float("-inf"), 0.0, top)[:, None]
 
 
-@triton.jit
-def reciprocal(total):
-    """1 / total [row, 1], and 1 for a row whose keys are all masked."""
-    return (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-
-
-@triton.jit
-def transposed_product(cells, rows, sums, KIND: tl.constexpr):
-    """sums + cells^T @ rows: what a block of rows adds to dK or dV."""
-    return tl.dot(tl.trans(cells), rows, sums, input_precision=KIND.PRECISION)
-
-
-@triton.jit(do_not_specialize=[*VARYING])
+@triton.jit(do_not_specialize=["batch", *VARYING])
 def short_triangle_kernel(
     operands,
     d_out,
     gradients,
     diagonals,
+    batch,
     numbers,
     n_q,
     n_k,
@@ -97,7 +95,7 @@ def short_triangle_kernel(
     far_left = tl.zeros([BLOCK], dtype=tl.float32)
     left = tl.zeros([BLOCK], dtype=tl.float32)
     right = tl.zeros([BLOCK], dtype=tl.float32)
-    for each in tl.range(0, SHORT.RUN, num_stages=TILE.STAGES):
+    for each in tl.range(0, run_length(run, batch, SHORT), num_stages=TILE.STAGES):
         b = run * SHORT.RUN + each
         k0 = load_block(operands.k, b, h, 0, sizes.n_k, D, BLOCK_D, TILE)
         k1 = load_block(operands.k, b, h, BLOCK, sizes.n_k, D, BLOCK_D, TILE)
@@ -107,8 +105,8 @@ def short_triangle_kernel(
         d_out1 = load_block(d_out, b, h, BLOCK, sizes.n_q, D_V, BLOCK_DV, TILE)
 
         # Row block 1: weights p, their gradients d_p, those of the logits d_s.
-        p10 = masked_logits(q1, k0, operands, b, h, r1, c0, sizes, KIND, TILE)
-        p11 = masked_logits(q1, k1, operands, b, h, r1, c1, sizes, KIND, TILE)
+        p10 = masked_logits(q1, k0, None, operands, b, h, r1, c0, sizes, KIND, TILE)
+        p11 = masked_logits(q1, k1, None, operands, b, h, r1, c1, sizes, KIND, TILE)
         top = finite(tl.maximum(tl.max(p10, 1), tl.max(p11, 1)))
         p10 = tl.exp2(p10 - top)
         p11 = tl.exp2(p11 - top)
@@ -141,7 +139,7 @@ def short_triangle_kernel(
         # Row block 0.
         q0 = load_block(operands.q, b, h, 0, sizes.n_q, D, BLOCK_D, TILE)
         d_out0 = load_block(d_out, b, h, 0, sizes.n_q, D_V, BLOCK_DV, TILE)
-        p00 = masked_logits(q0, k0, operands, b, h, r0, c0, sizes, KIND, TILE)
+        p00 = masked_logits(q0, k0, None, operands, b, h, r0, c0, sizes, KIND, TILE)
         p00 = tl.exp2(p00 - finite(tl.max(p00, 1)))
         p00 = p00 * reciprocal(tl.sum(p00, 1))
         d_p00 = tl.dot(d_out0, tl.trans(v0), input_precision=PRECISION)

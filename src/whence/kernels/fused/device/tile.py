@@ -380,17 +380,16 @@ def store_between_ends(
     FIRST: tl.constexpr = left_end(LAST, CAUSAL) + 1
     COUNT: tl.constexpr = right_end(LAST, CAUSAL) - FIRST
     target = skewed(ptr, zero, r, c, LAST)
-    if EVEN:
-        store_in_place(target, cells, lag - FIRST, COUNT)
-    else:
-        tl.store(target, cells, mask=there & between_ends(lag, LAST, CAUSAL))
+    place = lag - FIRST
+    if not EVEN:
+        place = tl.where(there, place, -1)
+    store_in_place(target, cells, place, COUNT)
 
 
 @triton.jit
 def row_numbers(
     ptr,
     place,
-    there,
     left,  # the number of every lag in the left tail, [m, 1]
     right,
     sizes,
@@ -407,18 +406,22 @@ def row_numbers(
     matrix.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
-    lag = ahead + (place.c - place.r)
+    r = place.r
+    lag = ahead + (place.c - r)
+    if not EVEN:  # a row that does not exist reads in the last one, and has the number of its tail
+        last_row = sizes.n_q - 1 - place.first_row
+        lag = ahead + (place.c - tl.where(r <= last_row, r, 2**30))
+        r = tl.minimum(r, last_row)
     if ENDS:
-        cells = skewed(ptr, ahead + reach_of(LAST, KIND.CAUSAL), place.r, place.c, LAST)
+        cells = skewed(ptr, ahead + reach_of(LAST, KIND.CAUSAL), r, place.c, LAST)
         in_left = lag <= left_end(LAST, KIND.CAUSAL)
         in_right = lag >= right_end(LAST, KIND.CAUSAL)
     else:  # a caller's band, whose reach may change with the length
         last = sizes.reach if KIND.CAUSAL else 2 * sizes.reach
-        cells = skewed(ptr, ahead + sizes.reach, place.r, place.c, last)
+        cells = skewed(ptr, ahead + sizes.reach, r, place.c, last)
         in_left = lag < -sizes.reach
         in_right = lag > 0 if KIND.CAUSAL else lag > sizes.reach
-    numbers = read_in_place(cells, OWN) if EVEN else tl.load(cells, mask=there, other=0.0)
-    numbers = tl.where(in_left, left, numbers)
+    numbers = tl.where(in_left, left, read_in_place(cells, OWN))
     return tl.where(in_right, right, numbers)
 
 
@@ -461,7 +464,7 @@ def near_bias(
             if not KIND.CAUSAL:
                 right += tails.right_slope * distance
         bias = row_numbers(
-            *(head.band, place, there, left, right, sizes),
+            *(head.band, place, left, right, sizes),
             *(KIND.LAST, KIND.ENDS, KIND, EVEN, OWN_BAND),
         )
     else:
@@ -567,6 +570,30 @@ def table_product(x, table, acc, KIND: tl.constexpr):
         acc = tl.dot(x, tl.trans(lower_digits), acc, input_precision=KIND.PRECISION)
         table -= lower_digits
     return tl.dot(x, tl.trans(table), acc, input_precision=KIND.PRECISION)
+
+
+@triton.jit
+def in_two(x, dtype):
+    """A float32 tile as the sum of two in a dtype: its leading digits, and the next ones."""
+    leading = x.to(dtype)
+    return leading, (x - leading.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def product_in_parts(x, y, acc, dtype, KIND: tl.constexpr):
+    """acc + x @ y of float32 tiles, by products in the dtype of the call.
+
+    A single product in TF32, which cuts digits off, would add an error that has always one sign.
+    """
+    if KIND.PRECISION == "ieee":
+        acc = tl.dot(x, y, acc, input_precision="ieee")
+    else:
+        x_leading, x_lower = in_two(x, dtype)
+        y_leading, y_lower = in_two(y, dtype)
+        acc = tl.dot(x_lower, y_leading, acc)
+        acc = tl.dot(x_leading, y_lower, acc)
+        acc = tl.dot(x_leading, y_leading, acc)
+    return acc
 
 
 @triton.jit
