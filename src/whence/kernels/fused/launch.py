@@ -66,8 +66,8 @@ PRODUCT_PROGRAMS = 528
 PRODUCT_ROWS = 64
 PRODUCT_SIDE = 64
 # Columns of a table and partial sums that one program adds up at once.
-SUM_COLUMNS = 32
-SUM_PARTS = 128
+SUM_COLUMNS = 8
+SUM_PARTS = 1024
 
 
 class _Call(NamedTuple):
@@ -734,6 +734,7 @@ def _table_sum(plan: Plan, sums: Any, table: Any) -> Any:
         table_sum_kernel,
         (table.shape[1], _ceil(d, SUM_COLUMNS), heads),
         *(sums, d_table, runs * h // heads, width - 1),
+        warps=8,
         D=d,
         COLUMNS=SUM_COLUMNS,
         PARTS=SUM_PARTS,

@@ -213,5 +213,5 @@ def merge_kernel(
     rounded = out.to(result.out.dtype.element_ty)
     tl.store(result.out + packed, rounded, mask=d_v < KIND.D_V)
     if result.residual is not None:
-        residual = rounding_residual(out, rounded).to(result.residual.dtype.element_ty)
+        residual = rounding_residual(out, rounded)
         tl.store(result.residual + packed, residual, mask=d_v < KIND.D_V)

@@ -31,6 +31,7 @@ from whence.kernels.fused.device.tile import (
     product_in_parts,
     region_of,
     right_end,
+    rounded_to,
     rounding_residual,
     sizes_of,
     store_between_ends,
@@ -141,10 +142,10 @@ def forward_kernel(
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)
     cells = packed[:, None] * KIND.D_V + d_v[None, :]
-    rounded = out.to(result.out.dtype.element_ty)
+    rounded = rounded_to(out, result.out.dtype.element_ty)
     tl.store(result.out + cells, rounded, mask=on_out)
     if result.residual is not None:
-        residual = rounding_residual(out, rounded).to(result.residual.dtype.element_ty)
+        residual = rounding_residual(out, rounded)
         tl.store(result.residual + cells, residual, mask=on_out)
 
 
@@ -355,7 +356,9 @@ def product_band(
         for start in tl.static_range(0, D, PIECE):
             column = start + tl.arange(0, PIECE)[None, :]
             row = query + r[:, None] * stride + column
-            part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
+            part = piece
+            if D > PIECE:
+                part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
             entry = factor + lag[:, None] * D + column
             entries = tl.load(entry, mask=(lag < STOP)[:, None] & (column < D), other=0.0)
             total = table_product(part, entries, total, KIND)

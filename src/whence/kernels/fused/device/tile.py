@@ -564,12 +564,22 @@ def leading_digits(x):
 @triton.jit
 def table_product(x, table, acc, KIND: tl.constexpr):
     """acc + x @ table^T with float32's digits; x has the dtype of the call, the table float32."""
-    x = x.to(tl.float32)
-    if KIND.PRECISION != "ieee":
-        lower_digits = table - leading_digits(table)
-        acc = tl.dot(x, tl.trans(lower_digits), acc, input_precision=KIND.PRECISION)
-        table -= lower_digits
-    return tl.dot(x, tl.trans(table), acc, input_precision=KIND.PRECISION)
+    if x.dtype == tl.bfloat16 and not INTERPRETED:  # a table in three parts of eight digits each
+        leading = rounded_to(table, tl.bfloat16)
+        table -= leading.to(tl.float32)
+        middle = rounded_to(table, tl.bfloat16)
+        lower = rounded_to(table - middle.to(tl.float32), tl.bfloat16)
+        acc = tl.dot(x, tl.trans(lower), acc)
+        acc = tl.dot(x, tl.trans(middle), acc)
+        acc = tl.dot(x, tl.trans(leading), acc)
+    else:
+        x = x.to(tl.float32)
+        if KIND.PRECISION != "ieee":
+            lower_digits = table - leading_digits(table)
+            acc = tl.dot(x, tl.trans(lower_digits), acc, input_precision=KIND.PRECISION)
+            table -= lower_digits
+        acc = tl.dot(x, tl.trans(table), acc, input_precision=KIND.PRECISION)
+    return acc
 
 
 @triton.jit
@@ -625,10 +635,44 @@ def dropout_factor(seed, row, col, dropout):
 
 
 @triton.jit
+def rounded_to(x, dtype: tl.constexpr):
+    """x in float32 rounded to a dtype.
+
+    Two numbers take one instruction. x.to(dtype) takes three where the result is converted back.
+    """
+    if dtype == tl.float32 or INTERPRETED:
+        result = x.to(dtype)
+    elif dtype == tl.bfloat16:
+        result = tl.inline_asm_elementwise(
+            *("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x]),
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        result = tl.inline_asm_elementwise(
+            *("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [x]),
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    return result
+
+
+@triton.jit
 def rounding_residual(exact, rounded):
-    """The rounding error exact - rounded, times RESIDUAL_SCALE, clipped to the range of float16."""
+    """The rounding error exact - rounded, times RESIDUAL_SCALE, clipped to float16's range."""
     residual = (exact - rounded.to(tl.float32)) * RESIDUAL_SCALE
-    return tl.minimum(tl.maximum(residual, -60000.0), 60000.0)
+    if INTERPRETED:
+        residual = tl.minimum(tl.maximum(residual, -65504.0), 65504.0).to(tl.float16)
+    else:
+        residual = tl.inline_asm_elementwise(
+            *("cvt.rn.satfinite.f16x2.f32 $0, $2, $1;", "=r,f,f", [residual]),
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    return residual
 
 
 @triton.jit
