@@ -41,8 +41,9 @@ to the table's gradient; band.py takes a band's gradient to the parameters of it
 the shares.
 
 **Short sequences** (short.py): one tile holds all keys of a head, so that forward and backward are
-one kernel each and backward needs nothing from forward. short_triangle.py is the backward kernel of
-causal calls with more than 64 tokens, in three tiles of 64 x 64.
+one kernel each and backward needs nothing from forward. Shaw's tables are products in registers.
+short_triangle.py is the backward kernel of causal calls with more than 64 tokens and no table, in
+three tiles of 64 x 64.
 
 **Arguments** come in groups (arguments.py): NamedTuples, which Triton takes as they are. `KIND`,
 one constant object for all kernels of a call, holds head sizes and flags; `TILE` holds the sizes of

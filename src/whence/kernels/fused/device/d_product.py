@@ -91,11 +91,12 @@ def product_gradient_kernel(
     lag = lag_block * LAGS + tl.arange(0, LAGS)
     total = tl.zeros([PIECE, LAGS], dtype=tl.float32)
     if d_query.ptr is not None:
-        dtype = d_query.ptr.dtype.element_ty
+        DTYPE: tl.constexpr = tl.float32 if PRECISION == "ieee" else d_query.ptr.dtype.element_ty
         factor = table.ptr + h * table.stride_h + d[None, :]
         if WHOLE:
             on_table = (lag < WIDTH)[:, None] & on_d
             vectors = tl.load(factor + lag[:, None] * D, mask=on_table, other=0.0)
+            table_leading, table_lower = in_two(vectors, DTYPE)
     r = tl.arange(0, ROWS)
     for step in tl.range(0, steps, num_stages=1):
         block = tl.program_id(0) * steps + step
@@ -127,7 +128,7 @@ def product_gradient_kernel(
             if lag_block == 0:
                 d_rows = tl.zeros([ROWS, PIECE], dtype=tl.float32)
                 if WHOLE:
-                    d_rows = product_in_parts(d_band, vectors, d_rows, dtype, KIND)
+                    d_rows = product_in_parts(d_band, table_leading, table_lower, d_rows, KIND)
                 else:
                     for other in tl.range(0, WIDTH, LAGS, num_stages=1):
                         each = other + tl.arange(0, LAGS)
@@ -136,7 +137,8 @@ def product_gradient_kernel(
                         )
                         on_table = (each < WIDTH)[:, None] & on_d
                         part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
-                        d_rows = product_in_parts(d_each, part, d_rows, dtype, KIND)
+                        table_leading, table_lower = in_two(part, DTYPE)
+                        d_rows = product_in_parts(d_each, table_leading, table_lower, d_rows, KIND)
                 d_rows *= scale
                 if KIND.ADDED:
                     d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)

@@ -17,6 +17,7 @@ from whence.kernels.fused.device.tile import (
     head_from,
     head_of,
     head_rows,
+    in_two,
     key_range,
     left_end,
     load_far,
@@ -375,7 +376,7 @@ def product_band(
 @triton.jit
 def with_table(
     out,
-    dtype,  # of the call
+    dtype: tl.constexpr,  # of the call
     mass,  # address of the first row's masses
     table,  # address of the head's table
     lse,
@@ -419,7 +420,8 @@ def with_table(
             mask=(lag < STOP)[:, None] & (d_v < KIND.D_V)[None, :],
             other=0.0,
         )
-        out = product_in_parts(masses, vectors, out, dtype, KIND)
+        leading, lower = in_two(vectors, dtype)
+        out = product_in_parts(masses, leading, lower, out, KIND)
     vector = tl.load(table + d_v, mask=d_v < KIND.D_V, other=0.0)
     out += left_mass[:, None] * vector[None, :]
     if not KIND.CAUSAL:

@@ -566,9 +566,7 @@ def table_product(x, table, acc, KIND: tl.constexpr):
     """acc + x @ table^T with float32's digits; x has the dtype of the call, the table float32."""
     if x.dtype == tl.bfloat16 and not INTERPRETED:  # a table in three parts of eight digits each
         leading = rounded_to(table, tl.bfloat16)
-        table -= leading.to(tl.float32)
-        middle = rounded_to(table, tl.bfloat16)
-        lower = rounded_to(table - middle.to(tl.float32), tl.bfloat16)
+        middle, lower = in_two(table - leading.to(tl.float32), tl.bfloat16)
         acc = tl.dot(x, tl.trans(lower), acc)
         acc = tl.dot(x, tl.trans(middle), acc)
         acc = tl.dot(x, tl.trans(leading), acc)
@@ -583,27 +581,23 @@ def table_product(x, table, acc, KIND: tl.constexpr):
 
 
 @triton.jit
-def in_two(x, dtype):
+def in_two(x, dtype: tl.constexpr):
     """A float32 tile as the sum of two in a dtype: its leading digits, and the next ones."""
-    leading = x.to(dtype)
-    return leading, (x - leading.to(tl.float32)).to(dtype)
+    leading = rounded_to(x, dtype)
+    return leading, rounded_to(x - leading.to(tl.float32), dtype)
 
 
 @triton.jit
-def product_in_parts(x, y, acc, dtype, KIND: tl.constexpr):
-    """acc + x @ y of float32 tiles, by products in the dtype of the call.
+def product_in_parts(x, leading, lower, acc, KIND: tl.constexpr):
+    """acc + x @ y of float32 tiles, of which y is given in two parts of the call's dtype.
 
-    A single product in TF32, which cuts digits off, would add an error that has always one sign.
+    A product in TF32, which cuts digits off, would add an error that has always the same sign.
     """
-    if KIND.PRECISION == "ieee":
-        acc = tl.dot(x, y, acc, input_precision="ieee")
-    else:
-        x_leading, x_lower = in_two(x, dtype)
-        y_leading, y_lower = in_two(y, dtype)
-        acc = tl.dot(x_lower, y_leading, acc)
-        acc = tl.dot(x_leading, y_lower, acc)
-        acc = tl.dot(x_leading, y_leading, acc)
-    return acc
+    x_leading, x_lower = in_two(x, leading.dtype)
+    if KIND.PRECISION != "ieee":
+        acc = tl.dot(x_lower, leading, acc)
+        acc = tl.dot(x_leading, lower, acc)
+    return tl.dot(x_leading, leading, acc, input_precision=KIND.PRECISION)
 
 
 @triton.jit
