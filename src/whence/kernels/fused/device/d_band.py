@@ -204,11 +204,12 @@ def collect_kernel(
     tl.store(cells, total, mask=(lag >= -reach) & (lag <= reach))
 
 
-@triton.jit(do_not_specialize=["batches", "stripes", *VARYING])
+@triton.jit(do_not_specialize=["beyond", "batches", "stripes", *VARYING])
 def stripe_kernel(
     sums,  # float32 [b, heads, stripes, stripe_length]
-    d_band,  # float32 [batches of the band, heads, 2 * reach + 1]
+    d_band,  # float32 [batches of the band, heads, 2 * (reach + beyond) + 1]
     bias,
+    beyond,  # lags of the tails on either side that near tiles hold; only with KIND.GRAIN, else 0
     batches,  # sequences that share the band
     stripes,  # of a head
     numbers,
@@ -232,7 +233,8 @@ def stripe_kernel(
     h = bh % sizes.n_heads
     first = bh // sizes.n_heads * batches
     # In descending order the lags are consecutive places of a stripe: loads are contiguous.
-    top = sizes.reach - tl.program_id(0) * LAGS
+    last = sizes.reach + beyond
+    top = last - tl.program_id(0) * LAGS
     t = tl.arange(0, LAGS)
     lag = top - t
     near_reach = near_reach_of(bias, h, sizes, KIND)
@@ -251,7 +253,7 @@ def stripe_kernel(
         diagonal = (stripe * STRIPE - ahead)[:, None] + t[None, :]
         # The key kernel stored the sums of its near tiles alone.
         rows = row_range(stripe // (TILE.KEYS // STRIPE), near_reach, sizes, KIND, TILE)
-        there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach)[None, :]
+        there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach + beyond)[None, :]
         there = there & (diagonal >= (rows.near_start - TILE.ROWS)[:, None])
         there = there & (diagonal < rows.near_stop[:, None])
         cell = stripe[:, None] * length + stripe_place(diagonal, TILE)
@@ -264,5 +266,5 @@ def stripe_kernel(
                 other=0.0,
             )
     found = tl.sum(tl.sum(total, 1), 0)
-    cells = d_band + bh * (2 * sizes.reach + 1) + (lag + sizes.reach)
-    tl.store(cells, found, mask=lag >= -sizes.reach)
+    cells = d_band + bh * (2 * last + 1) + (lag + last)
+    tl.store(cells, found, mask=lag >= -last)
