@@ -583,17 +583,19 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
     (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
     beyond = 2 * max(call.kind.GRAIN - 1, 0)
     width = 2 * (call.sizes.reach + beyond) + 1
-    lags = 32 if _ceil(width, 32) * batches * h >= BUSY else 16
+    busy = _ceil(width, 32) * batches * h >= BUSY
+    lags = 32 if busy else 16
     d_band = plan.empty((batches, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,
         (_ceil(width, lags), batches * h),
         *(stripes, d_band, call.bias, beyond, n_batch // batches, count),
         *a.scalars(call.sizes),
+        warps=4 if busy else 8,
         KIND=call.kind,
         TILE=tile,
         LAGS=lags,
-        STRIPES=16,
+        STRIPES=16 if busy else 32,
         BATCHES=8,
     )
     return d_band
