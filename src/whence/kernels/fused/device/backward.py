@@ -362,12 +362,12 @@ def delta_of(output, d_out, cells, there):
 def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
     """The sums before any key.
 
-    A causal row has one tail. Its mass is what is left of 1 by the other keys, which are fewer.
+    The mass of the left tail is what the other keys leave of 1: in a causal call they are fewer.
     """
     WIDTH: tl.constexpr = KIND.BLOCK_D
     nothing = tl.zeros([ROWS, 4], dtype=tl.float32)
     left_mass = nothing
-    if KIND.CAUSAL and not KIND.FAR:
+    if not KIND.FAR:
         left_mass = nothing + 0.25  # four of them make 1
     d_q = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
     return RowSums(
@@ -452,7 +452,7 @@ def summed_keys(
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
     TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
-    LEFT_REST: tl.constexpr = KIND.CAUSAL and not KIND.FAR  # see empty_sums
+    LEFT_REST: tl.constexpr = not KIND.FAR  # see empty_sums
     (
         d_q,
         d_left,
@@ -474,7 +474,11 @@ def summed_keys(
     d_v = tl.arange(0, KIND.BLOCK_DV)
     r = rows.r[:, None]
     first_row = rows.first_row
-    d_row = tl.zeros_like(imbalance)
+    # A far tile's sum belongs to the row and to its tail: it is added to both after the last tile.
+    mass = tl.zeros_like(imbalance)
+    d_row = imbalance
+    if REGION != 1:
+        d_row = tl.zeros_like(imbalance)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         cols = block + c
         k_tile = load_rows(k, block, c[:, None], d[None, :], sizes.n_k, KIND.D, TILE.EVEN)
@@ -509,13 +513,8 @@ def summed_keys(
                 tl.store(cells, d_logits, mask=there & within(lag, sizes.reach))
         if BALANCED:
             d_row += part_sums(d_logits)
-        if TAIL_SUMS and MASSES:
-            if REGION == 0 and not LEFT_REST:
-                left_mass += part_sums(weights)
-            elif REGION == 2:
-                right_mass += part_sums(weights)
-            elif REGION == 1 and LEFT_REST and KIND.GRAIN > 0:
-                left_mass -= part_sums(weights)
+        if TAIL_SUMS and MASSES and (REGION == 2 or (REGION == 1 and KIND.GRAIN > 0)):
+            mass += part_sums(weights)
         if TAIL_SUMS and REGION == 1 and KIND.GRAIN == 0:
             d_left += part_sums(tl.where(lag < -reach, d_logits, 0.0))
             if MASSES and LEFT_REST:
@@ -535,11 +534,16 @@ def summed_keys(
                 in_right = lag > reach
                 right_distance += part_sums(tl.where(in_right, weights * distance, 0.0))
                 d_right_slope += part_sums(tl.where(in_right, d_logits * distance, 0.0))
-    imbalance += d_row
+    left_mass -= mass
+    if REGION == 1:
+        imbalance = d_row
+    else:
+        imbalance += d_row
     if TAIL_SUMS and REGION == 0:
         d_left += d_row
     elif TAIL_SUMS and REGION == 2:
         d_right += d_row
+        right_mass += mass
     return RowSums(
         d_q,
         d_left,
