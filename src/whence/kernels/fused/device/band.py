@@ -217,10 +217,10 @@ def gaussians_gradient_kernel(
         scaled = lag.to(tl.float32) / w
         distance = scaled - u
         # They may be infinite where the Gaussian is 0, and 0 * inf is NaN.
-        beyond = tl.abs(distance) > WIDTHS_TO_ZERO
-        scaled = tl.where(beyond, 0.0, scaled)
+        is_zero = tl.abs(distance) > WIDTHS_TO_ZERO
+        scaled = tl.where(is_zero, 0.0, scaled)
         part = d_f * _gaussian(distance)
-        distance = tl.where(beyond, 0.0, distance)
+        distance = tl.where(is_zero, 0.0, distance)
         d_a += part
         d_w += part * distance * scaled  # of the logarithm of the width
         d_u += part * distance
