@@ -54,8 +54,8 @@ MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
 # in them, a megabyte for each head of each sequence at this length.
 STRIPED = 2048
-# Registers a thread may use in kernels with a band for each row and a value table: with this limit
-# three programs run on one multiprocessor instead of two.
+# Registers a thread may use in kernels with a band for each row and a value table, or with sums of
+# two tails of a head: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
 # The same for a causal forward kernel without far tiles, which then does not spill: four programs.
 FEW_REGISTERS = 128
@@ -347,9 +347,9 @@ def _all_near(
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     """MOST_REGISTERS for the kernels that it was measured to speed up, else None."""
     kind = call.kind
-    tables = kind.VALUES and kind.PER_ROW and kind.PRECISION != "ieee"
+    wanted = (kind.VALUES and kind.PER_ROW) or (kind.GRAIN > 0 and not kind.CAUSAL)
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
-    return MOST_REGISTERS if tables and small else None
+    return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
 
 
 def _short_call(
