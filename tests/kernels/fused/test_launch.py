@@ -16,7 +16,9 @@ from torch import Tensor
 
 from whence import LagBias, LagValues, Line, Mask, attend
 from whence.lag import QueryBias
+from whence.lag.deferred import BUCKETS
 from whence.methods.tisa import Tisa
+from whence.units import GAIN
 
 pytestmark = [
     pytest.mark.triton,
@@ -110,6 +112,7 @@ def launched(
     far: Any = None,
     far_gradients: Any = None,
     wanted: tuple[bool, ...] = (True, True, True, True),
+    by_rows: tuple[int, int] = (16, 16),
     by_keys: tuple[int, int] = (16, 16),
     **numbers: Any,
 ) -> tuple[Tensor, Any, Immediate]:
@@ -126,8 +129,9 @@ def launched(
     call = (Inputs(**parts), Numbers(**both), far)
     q, k, v = q.detach(), k.detach(), v.detach()
     kept = forward(plan, q, k, v, *call, tiles, product, curve)
+    of_gradients = TileSet(tiles, Tiles(*by_rows, 1, 1), Tiles(*by_keys, 1, 1), 16)
     grads = backward(
-        *(plan, weight, q, k, v, kept, *call, TileSet(tiles, tiles, Tiles(*by_keys, 1, 1), 16)),
+        *(plan, weight, q, k, v, kept, *call, of_gradients),
         *(Wanted(*wanted), far_gradients, product, curve),
     )
     return kept.out, grads, plan
@@ -405,6 +409,58 @@ def test_a_curve_s_parameters_have_gradients(n_q: int, monkeypatch: pytest.Monke
     assert ("share_kernel" in plan.launched) == (n_q < 40)
     torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
     assert_equal([*grads[:3], *grads.parameters], wanted)
+
+
+class Bucketed(NamedTuple):
+    """A call of a curve with constant tails, and tiles [rows, keys] of the backward kernels."""
+
+    n_q: int
+    n_k: int
+    reach: int
+    by_rows: tuple[int, int]
+    by_keys: tuple[int, int]
+    start: int = 0
+    before: int = -1
+    after: int = 0
+    many_lags: bool = False  # the band's gradient is summed as one of very many lags
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Bucketed(70, 70, 5, (32, 16), (16, 32)),
+        Bucketed(35, 66, 2, (16, 32), (32, 16), start=3, after=-1),
+        Bucketed(72, 36, 6, (16, 32), (16, 16), start=5, before=50, after=30),
+        Bucketed(40, 13, 3, (16, 32), (16, 16), start=34, before=37, after=-1, many_lags=True),
+    ],
+)
+def test_every_cell_of_a_tail_counts_once_in_a_curve_s_gradient(
+    call: Bucketed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query kernel sums its far tiles, the key kernel's diagonals hold what is near."""
+    from whence.kernels.fused import launch
+    from whence.kernels.fused.backend import CurveBand
+
+    monkeypatch.setattr(launch, "BUSY", 1 if call.many_lags else 10**6)
+    torch.manual_seed(0)
+    q, k, v = leaf(2, 2, call.n_q, 16), leaf(2, 1, call.n_k, 16), leaf(2, 1, call.n_k, 16)
+    bucket = torch.arange(2 * call.reach + 1)  # each lag has its own, so that none hides another's
+    table = (torch.randn(len(bucket), 2) / GAIN).requires_grad_()
+    window = tuple(None if x < 0 else x for x in (call.before, call.after))
+    bias = BUCKETS.evaluate((table, bucket), call.reach)
+    out, weight, wanted = defined(
+        *(q, k, v, [q, k, v, table]), bias=bias, window=window, q_start=call.start
+    )
+    found, grads, plan = launched(
+        *(q, k, v, weight, {}),
+        curve=CurveBand("buckets", call.reach, [table.detach(), bucket, None]),
+        by_rows=call.by_rows,
+        by_keys=call.by_keys,
+        **{"q_start": call.start, "before": call.before, "after": call.after},
+    )
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    assert plan.launched[-2:] == ["stripe_kernel", "buckets_gradient_kernel"]
+    assert_equal([*grads[:3], grads.parameters[0] / GAIN], [*wanted[:3], wanted[3] / GAIN])
 
 
 @pytest.mark.parametrize("by_token", [False, True])

@@ -54,8 +54,8 @@ MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
 # in them, a megabyte for each head of each sequence at this length.
 STRIPED = 2048
-# Registers a thread may use in kernels with a band for each row and a value table: with this limit
-# three programs run on one multiprocessor instead of two.
+# Registers a thread may use in kernels with a band for each row and a value table, or with sums of
+# two tails of a head: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
 # The same for a causal forward kernel without far tiles, which then does not spill: four programs.
 FEW_REGISTERS = 128
@@ -201,8 +201,7 @@ def backward(
         room = plan.zeros if product is None else plan.empty
         d_band = room((b, h, n_q, d_last + 1), torch.float32)
     ends = product is not None and d_band is not None
-    if inputs.tails is not None and wanted.tails and not ends:
-        d_tails = plan.empty((4, b, h, n_q), torch.float32)
+    tail_sums = inputs.tails is not None and wanted.tails and not ends
     if inputs.table is not None:
         d_mass = plan.empty(_with_margin(kept.mass.shape, call.kind.MARGIN), torch.float32)
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
@@ -212,9 +211,18 @@ def backward(
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = _rows(d_out)
-    tile_kind = call.tile_kind._replace(tail_sums=d_tails is not None)
+    tile_kind = call.tile_kind._replace(tail_sums=tail_sums)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
+    if tail_sums:
+        parts = n_q if call.kind.PER_ROW else _ceil(n_q, by_rows.rows)
+        d_tails = plan.empty((4, b, h, parts), torch.float32)
+    few_tokens = max(n_q, n_k) <= STRIPED and far is None
+    shared = call.band_shape is not None and wanted.band and d_band is None
+    if tail_sums and shared and few_tokens and curve is not None and not numbers.slopes:
+        grain = max(by_rows.rows, by_rows.keys, by_keys.rows, by_keys.keys)
+        if grain <= MARGIN // 2 and inputs.table is None:
+            call = call._replace(kind=call.kind._replace(GRAIN=grain))
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
     # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
     # have no rounding errors, so the error of delta is the only one left and shows. In a window of
@@ -222,9 +230,7 @@ def backward(
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
-    balanced = (
-        ends or d_tails is not None or (far is None and (inputs.table is not None or delicate))
-    )
+    balanced = ends or tail_sums or (far is None and (inputs.table is not None or delicate))
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
@@ -253,8 +259,6 @@ def backward(
         ENDS=ends,
         KEY_ROWS=by_keys.rows,
     )
-    few_tokens = max(n_q, n_k) <= STRIPED and far is None
-    shared = call.band_shape is not None and wanted.band and d_band is None
     stripes = None
     if shared and few_tokens:
         count = _ceil(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
@@ -348,9 +352,9 @@ def _all_near(
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     """MOST_REGISTERS for the kernels that it was measured to speed up, else None."""
     kind = call.kind
-    tables = kind.VALUES and kind.PER_ROW and kind.PRECISION != "ieee"
+    wanted = (kind.VALUES and kind.PER_ROW) or (kind.GRAIN > 0 and not kind.CAUSAL)
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
-    return MOST_REGISTERS if tables and small else None
+    return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
 
 
 def _short_call(
@@ -587,17 +591,21 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
     assert call.band_shape is not None
     assert tile.NEAR == tile.ROWS
     (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
-    width = 2 * call.sizes.reach + 1
-    lags = 32 if _ceil(width, 32) * batches * h >= BUSY else 16
+    beyond = 2 * max(call.kind.GRAIN - 1, 0)
+    width = 2 * (call.sizes.reach + beyond) + 1
+    busy = _ceil(width, 32) * batches * h >= BUSY
+    lags = 32 if busy else 16
     d_band = plan.empty((batches, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,
         (_ceil(width, lags), batches * h),
-        *(stripes, d_band, call.bias, n_batch // batches, count, *a.scalars(call.sizes)),
+        *(stripes, d_band, call.bias, beyond, n_batch // batches, count),
+        *a.scalars(call.sizes),
+        warps=4 if busy else 8,
         KIND=call.kind,
         TILE=tile,
         LAGS=lags,
-        STRIPES=16,
+        STRIPES=16 if busy else 32,
         BATCHES=8,
     )
     return d_band
@@ -615,12 +623,13 @@ def _curve_gradient(
     heads = first.shape[-1] if curve.tails else first.shape[0]
     if d_band is not None and d_band.shape[0] > 1:  # one query: d_band is of each sequence
         d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False
-    if d_tails is not None:
-        d_tails, side = plan.summed(d_tails, (4, 1, heads, 1)), False
+    beyond = 0 if d_band is None else (d_band.shape[-1] - 1) // 2 - curve.reach
+    batches, blocks = (0, 0) if d_tails is None else (d_tails.shape[1], d_tails.shape[3])
     plan.launch(
         CURVES[curve.name].gradient_kernel,
         (heads, math.prod(first.shape) // heads),
-        *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found), curve.reach),
+        *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found)),
+        *(curve.reach, beyond, batches, blocks),
         side=side,
         BLOCK=128,
     )

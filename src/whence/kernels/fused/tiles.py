@@ -243,7 +243,8 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     if kind.by_row:
         tiles = _at_most(tiles, 64, 32)
         return tiles, min(tiles.keys, NEAR)
-    if kind.near_alone or kind.causal:  # half of a diagonal tile is masked out
+    # Half of a diagonal tile is masked out; sums of tails take registers.
+    if kind.near_alone or kind.causal or kind.tail_sums:
         tiles = tiles._replace(rows=min(tiles.rows, 64))
     if kind.n <= SHORT and kind.d <= 64:
         tiles = _at_most(tiles, 64, 32)

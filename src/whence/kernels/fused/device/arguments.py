@@ -116,7 +116,7 @@ class QueryGradients(NamedTuple):
 
     d_q: Any  # [b, h, q, d]
     d_band: Any  # float32 [b, h, q, lag], of a band that belongs to a row
-    d_tails: Any  # float32 [4, b, h, q]
+    d_tails: Any  # float32 [4, b, h, q]; of tails that belong to a head [4, b, h, block of rows]
 
 
 class KeyGradients(NamedTuple):
@@ -201,6 +201,9 @@ class Kind(NamedTuple):
     VALUE_LAST: int  # the last place of a row of masses, likewise
     MARGIN: int  # numbers around a matrix [row, lag] that near tiles read (row_numbers in tile.py)
     LAGS: int  # lags in one step of a product with a table
+    # In backward, near and far are told apart in squares of this side, the same for every kernel,
+    # and near cells of a tail are summed with the band's diagonals. 0: each kernel has its tiles.
+    GRAIN: int = 0
 
 
 class Tile(NamedTuple):

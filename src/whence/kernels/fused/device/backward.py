@@ -152,10 +152,10 @@ def tile_gradient(
 
 
 class RowSums(NamedTuple):
-    """Sums over the keys of every row."""
+    """Sums over the keys of every row; those after d_q are [m, 4] until `whole_sums` ends them."""
 
     d_q: Any  # [m, d]
-    d_left: Any  # [m]: dS in the left tail; the fields below are [m] too
+    d_left: Any  # dS in the left tail
     d_right: Any
     d_left_slope: Any  # dS * |lag|
     d_right_slope: Any
@@ -269,13 +269,10 @@ def query_kernel(
     of_rows = QueryGradients(gradients.d_q, d_band, gradients.d_tails)
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
-    sums = empty_sums(ROWS, KIND)
+    sums = whole_sums(empty_sums(ROWS, KIND))
     for _ in tl.static_range(1 + TWICE):
         delta += sums.imbalance  # found by the first pass
         sums = empty_sums(ROWS, KIND)
-        if KIND.FAR and TAIL_SUMS:
-            parts = far_state(far, b, h, index, tails, sizes, KIND)
-            sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
         queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
         for REGION in tl.static_range(3):
             if REGION == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and REGION == 2)):
@@ -298,6 +295,10 @@ def query_kernel(
                     output.mass is None,
                     REGION,
                 )
+        sums = whole_sums(sums)
+        if KIND.FAR and TAIL_SUMS:
+            parts = far_state(far, b, h, index, tails, sizes, KIND)
+            sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
     if BALANCED:
         tl.store(pair + 1, delta + sums.imbalance, mask=there)
         if statistics.far_lse_delta is not None and not KIND.VALUES:
@@ -331,13 +332,20 @@ def query_kernel(
             tl.store(end, d_left, mask=there)
             if not KIND.CAUSAL:
                 tl.store(end + D_LAST, d_right, mask=there)
-        else:
+        elif KIND.PER_ROW:
             kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
             d_tails = gradients.d_tails + place
             tl.store(d_tails, d_left, mask=there)
             tl.store(d_tails + kind, d_left_slope, mask=there)
             tl.store(d_tails + 2 * kind, d_right, mask=there)
             tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
+        else:
+            kind = tl.num_programs(1).to(tl.int64) * tl.num_programs(0)
+            d_tails = gradients.d_tails + bh * tl.num_programs(0) + block
+            tl.store(d_tails, tl.sum(d_left, 0))
+            tl.store(d_tails + kind, tl.sum(d_left_slope, 0))
+            tl.store(d_tails + 2 * kind, tl.sum(d_right, 0))
+            tl.store(d_tails + 3 * kind, tl.sum(d_right_slope, 0))
 
 
 @triton.jit
@@ -354,45 +362,68 @@ def delta_of(output, d_out, cells, there):
 def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
     """The sums before any key.
 
-    A causal row has one tail. Its mass is what is left of 1 by the other keys, which are fewer.
+    The mass of the left tail is what the other keys leave of 1: in a causal call they are fewer.
     """
     WIDTH: tl.constexpr = KIND.BLOCK_D
-    left_mass = 1.0 if KIND.CAUSAL and not KIND.FAR else 0.0
+    nothing = tl.zeros([ROWS, 4], dtype=tl.float32)
+    left_mass = nothing
+    if not KIND.FAR:
+        left_mass = nothing + 0.25  # four of them make 1
+    d_q = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
     return RowSums(
-        tl.zeros([ROWS, WIDTH], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.full([ROWS], left_mass, dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
-        tl.zeros([ROWS], dtype=tl.float32),
+        *(d_q, nothing, nothing, nothing, nothing, nothing, left_mass, nothing, nothing, nothing)
+    )
+
+
+@triton.jit
+def part_sums(x):
+    """The sums over the keys of a tile [m, n] in four parts, [m, 4].
+
+    In tensor cores' layout of a tile, four threads share a row: each has two of every eight keys,
+    so it adds up its own cells, and asks the others only after the last tile.
+    """
+    cells = tl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
+    return tl.sum(tl.sum(cells, 3), 1)
+
+
+@triton.jit
+def whole_sums(sums):
+    """The sums of every row, [m], from their four parts."""
+    return RowSums(
+        sums.d_q,
+        tl.sum(sums.d_left, 1),
+        tl.sum(sums.d_right, 1),
+        tl.sum(sums.d_left_slope, 1),
+        tl.sum(sums.d_right_slope, 1),
+        tl.sum(sums.imbalance, 1),
+        tl.sum(sums.left_mass, 1),
+        tl.sum(sums.right_mass, 1),
+        tl.sum(sums.left_distance, 1),
+        tl.sum(sums.right_distance, 1),
     )
 
 
 @triton.jit
 def with_far(sums, far, d_out, lse, delta, d_left_mass, d_right_mass, KIND: tl.constexpr):
-    """The sums of the tails after the far keys, from the far keys' outputs and log-sum-exps."""
+    """The sums of the tails with the far keys, from the far keys' outputs and log-sum-exps."""
+    left_mass = tl.exp2(far.lse_left - lse)
     d_end = tl.sum(far.out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
-    left_mass = sums.left_mass + tl.exp2(far.lse_left - lse)
-    d_left = sums.d_left + left_mass * d_end
-    right_mass = sums.right_mass
-    d_right = sums.d_right
+    d_left = left_mass * d_end
+    right_mass = tl.zeros_like(left_mass)
+    d_right = tl.zeros_like(d_left)
     if not KIND.CAUSAL:
+        right_mass = tl.exp2(far.lse_right - lse)
         d_end = tl.sum(far.out_right * d_out.to(tl.float32), 1) - delta + d_right_mass
-        right_mass += tl.exp2(far.lse_right - lse)
-        d_right += right_mass * d_end
+        d_right = right_mass * d_end
     return RowSums(
         sums.d_q,
-        d_left,
-        d_right,
+        sums.d_left + d_left,
+        sums.d_right + d_right,
         sums.d_left_slope,
         sums.d_right_slope,
         sums.imbalance + (d_left + d_right),
-        left_mass,
-        right_mass,
+        sums.left_mass + left_mass,
+        sums.right_mass + right_mass,
         sums.left_distance,
         sums.right_distance,
     )
@@ -421,7 +452,7 @@ def summed_keys(
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
     TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
-    LEFT_REST: tl.constexpr = KIND.CAUSAL and not KIND.FAR  # see empty_sums
+    LEFT_REST: tl.constexpr = not KIND.FAR  # see empty_sums
     (
         d_q,
         d_left,
@@ -443,6 +474,11 @@ def summed_keys(
     d_v = tl.arange(0, KIND.BLOCK_DV)
     r = rows.r[:, None]
     first_row = rows.first_row
+    # A far tile's sum belongs to the row and to its tail: it is added to both after the last tile.
+    mass = tl.zeros_like(imbalance)
+    d_row = imbalance
+    if REGION != 1:
+        d_row = tl.zeros_like(imbalance)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         cols = block + c
         k_tile = load_rows(k, block, c[:, None], d[None, :], sizes.n_k, KIND.D, TILE.EVEN)
@@ -475,38 +511,39 @@ def summed_keys(
             else:
                 cells = skewed(gradients.d_band, zero, r, c[None, :], 2 * sizes.reach)
                 tl.store(cells, d_logits, mask=there & within(lag, sizes.reach))
-        d_row = imbalance
         if BALANCED:
-            d_row = tl.sum(d_logits, 1)
-            imbalance += d_row
-        if TAIL_SUMS:
-            if REGION == 1:
-                d_left += tl.sum(tl.where(lag < -reach, d_logits, 0.0), 1)
-                if MASSES and LEFT_REST:
-                    left_mass -= tl.sum(tl.where(lag < -reach, 0.0, weights), 1)
-                elif MASSES:
-                    left_mass += tl.sum(tl.where(lag < -reach, weights, 0.0), 1)
-                if not KIND.CAUSAL:
-                    d_right += tl.sum(tl.where(lag > reach, d_logits, 0.0), 1)
-                    if MASSES:
-                        right_mass += tl.sum(tl.where(lag > reach, weights, 0.0), 1)
-            elif REGION == 0:
-                d_left += d_row
-                if MASSES and not LEFT_REST:
-                    left_mass += tl.sum(weights, 1)
-            else:
-                d_right += d_row
+            d_row += part_sums(d_logits)
+        if TAIL_SUMS and MASSES and (REGION == 2 or (REGION == 1 and KIND.GRAIN > 0)):
+            mass += part_sums(weights)
+        if TAIL_SUMS and REGION == 1 and KIND.GRAIN == 0:
+            d_left += part_sums(tl.where(lag < -reach, d_logits, 0.0))
+            if MASSES and LEFT_REST:
+                left_mass -= part_sums(tl.where(lag < -reach, 0.0, weights))
+            elif MASSES:
+                left_mass += part_sums(tl.where(lag < -reach, weights, 0.0))
+            if not KIND.CAUSAL:
+                d_right += part_sums(tl.where(lag > reach, d_logits, 0.0))
                 if MASSES:
-                    right_mass += tl.sum(weights, 1)
+                    right_mass += part_sums(tl.where(lag > reach, weights, 0.0))
         if TAIL_SUMS and KIND.SLOPES:
             distance = tl.abs(lag).to(tl.float32)
             in_left = lag < -reach
-            left_distance += tl.sum(tl.where(in_left, weights * distance, 0.0), 1)
-            d_left_slope += tl.sum(tl.where(in_left, d_logits * distance, 0.0), 1)
+            left_distance += part_sums(tl.where(in_left, weights * distance, 0.0))
+            d_left_slope += part_sums(tl.where(in_left, d_logits * distance, 0.0))
             if not KIND.CAUSAL:
                 in_right = lag > reach
-                right_distance += tl.sum(tl.where(in_right, weights * distance, 0.0), 1)
-                d_right_slope += tl.sum(tl.where(in_right, d_logits * distance, 0.0), 1)
+                right_distance += part_sums(tl.where(in_right, weights * distance, 0.0))
+                d_right_slope += part_sums(tl.where(in_right, d_logits * distance, 0.0))
+    left_mass -= mass
+    if REGION == 1:
+        imbalance = d_row
+    else:
+        imbalance += d_row
+    if TAIL_SUMS and REGION == 0:
+        d_left += d_row
+    elif TAIL_SUMS and REGION == 2:
+        d_right += d_row
+        right_mass += mass
     return RowSums(
         d_q,
         d_left,

@@ -14,7 +14,8 @@ constants:
 
 COUNT is the power of two that holds `parameters.count`. A curve that has no extent or no tails has
 None in their place. A gradient kernel takes the gradient of the band, summed over everything that
-shares it, and that of the tails.
+shares it, and that of the tails in parts: for `batches` times `blocks` parts of the call's rows,
+and, where a curve has constant tails, for `beyond` lags on either side of d_band.
 """
 
 from typing import Any, NamedTuple
@@ -186,7 +187,7 @@ def gaussians_extent(h, reach, parameters, COUNT: tl.constexpr):
     return tl.minimum(tl.ceil(far).to(tl.int32), reach)
 
 
-@triton.jit(do_not_specialize=["reach"])
+@triton.jit(do_not_specialize=["reach", "beyond", "batches", "blocks"])
 def gaussians_gradient_kernel(
     parameters,
     extent,
@@ -194,6 +195,9 @@ def gaussians_gradient_kernel(
     d_tails,
     gradients,
     reach,
+    beyond,
+    batches,
+    blocks,
     BLOCK: tl.constexpr,
 ):
     """One Gaussian (program 1) of one head (program 0), over the lags within the head's extent."""
@@ -213,16 +217,28 @@ def gaussians_gradient_kernel(
         scaled = lag.to(tl.float32) / w
         distance = scaled - u
         # They may be infinite where the Gaussian is 0, and 0 * inf is NaN.
-        beyond = tl.abs(distance) > WIDTHS_TO_ZERO
-        scaled = tl.where(beyond, 0.0, scaled)
+        is_zero = tl.abs(distance) > WIDTHS_TO_ZERO
+        scaled = tl.where(is_zero, 0.0, scaled)
         part = d_f * _gaussian(distance)
-        distance = tl.where(beyond, 0.0, distance)
+        distance = tl.where(is_zero, 0.0, distance)
         d_a += part
         d_w += part * distance * scaled  # of the logarithm of the width
         d_u += part * distance
     tl.store(gradients.first + place, tl.sum(d_a, 0) * SCALE)
     tl.store(gradients.second + place, tl.sum(d_w, 0) * a * SCALE)
     tl.store(gradients.third + place, tl.sum(d_u, 0) * a * SCALE)
+
+
+@triton.jit
+def tail_sums(d_tails, kind, h, heads, batches, blocks, BLOCK: tl.constexpr):
+    """The gradient of one kind of tail of head h, in BLOCK sums of its parts in a fixed order."""
+    of_kind = d_tails + kind * batches * heads * blocks
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, batches * blocks, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        cells = of_kind + (part // blocks * heads + h) * blocks + part % blocks
+        total += tl.load(cells, mask=part < batches * blocks, other=0.0)
+    return total
 
 
 @triton.jit
@@ -243,31 +259,37 @@ def buckets_tails(h, reach, parameters):
     return left, 0.0, right, 0.0
 
 
-@triton.jit(do_not_specialize=["reach"])
+@triton.jit(do_not_specialize=["reach", "beyond", "batches", "blocks"])
 def buckets_gradient_kernel(
     parameters,
     extent,
-    d_band,  # float32 [h, 2 * reach + 1]
-    d_tails,  # float32 [4, h]
+    d_band,  # float32 [h, 2 * (reach + beyond) + 1]
+    d_tails,  # float32 [4, batches, h, blocks]
     gradients,
     reach,
+    beyond,
+    batches,
+    blocks,
     BLOCK: tl.constexpr,
 ):
     """One bucket (program 1) of one head (program 0): the sum over its lags and its tails."""
     h = tl.program_id(0)
     bucket = tl.program_id(1)
     total = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, 2 * reach + 1, BLOCK):
+    last = 2 * (reach + beyond)
+    for start in range(0, last + 1, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        there = place <= 2 * reach
-        mine = tl.load(parameters.second + place, mask=there, other=-1) == bucket
-        d_f = tl.load(d_band + h * (2 * reach + 1) + place, mask=there, other=0.0)
+        there = place <= last
+        inside = tl.minimum(tl.maximum(place - beyond, 0), 2 * reach)
+        mine = tl.load(parameters.second + inside, mask=there, other=-1) == bucket
+        d_f = tl.load(d_band + h * (last + 1) + place, mask=there, other=0.0)
         total += tl.where(mine, d_f, 0.0)
+    heads = parameters.count
+    if tl.load(parameters.second) == bucket:
+        total += tail_sums(d_tails, 0, h, heads, batches, blocks, BLOCK)
+    if tl.load(parameters.second + 2 * reach) == bucket:
+        total += tail_sums(d_tails, 2, h, heads, batches, blocks, BLOCK)
     d_bucket = tl.sum(total, 0)
-    d_left = tl.load(d_tails + h)
-    d_right = tl.load(d_tails + 2 * parameters.count + h)
-    d_bucket += tl.where(tl.load(parameters.second) == bucket, d_left, 0.0)
-    d_bucket += tl.where(tl.load(parameters.second + 2 * reach) == bucket, d_right, 0.0)
     tl.store(gradients.first + bucket * parameters.count + h, d_bucket * SCALE)
 
 
@@ -284,21 +306,24 @@ def line_tails(h, reach, parameters):
     return 0.0, slope, 0.0, slope
 
 
-@triton.jit(do_not_specialize=["reach"])
+@triton.jit(do_not_specialize=["reach", "beyond", "batches", "blocks"])
 def line_gradient_kernel(
     parameters,
     extent,
     d_band,
-    d_tails,  # float32 [4, h]
+    d_tails,  # float32 [4, batches, h, blocks]
     gradients,
     reach,
+    beyond,
+    batches,
+    blocks,
     BLOCK: tl.constexpr,
 ):
     """The slope of one head (program 0)."""
     h = tl.program_id(0)
-    d_left = tl.load(d_tails + parameters.count + h)
-    d_right = tl.load(d_tails + 3 * parameters.count + h)
-    tl.store(gradients.first + h, -(d_left + d_right))
+    total = tail_sums(d_tails, 1, h, parameters.count, batches, blocks, BLOCK)
+    total += tail_sums(d_tails, 3, h, parameters.count, batches, blocks, BLOCK)
+    tl.store(gradients.first + h, -tl.sum(total, 0))
 
 
 CURVES = {  # by the names that whence.lag gives them

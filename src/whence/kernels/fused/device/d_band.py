@@ -33,7 +33,6 @@ from whence.kernels.fused.device.tile import (
     load_rows,
     load_tails,
     near_reach_of,
-    row_range,
     sizes_of,
 )
 
@@ -204,11 +203,22 @@ def collect_kernel(
     tl.store(cells, total, mask=(lag >= -reach) & (lag <= reach))
 
 
-@triton.jit(do_not_specialize=["batches", "stripes", *VARYING])
+@triton.jit
+def near_rows(stripe, sizes, KIND: tl.constexpr):
+    """The rows whose squares are near those of a stripe's keys, as `row_range` has them."""
+    SIDE: tl.constexpr = KIND.GRAIN
+    first = stripe * STRIPE // SIDE * SIDE - sizes.q_start
+    low = tl.maximum(first - sizes.reach, 0) // SIDE * SIDE
+    high = tl.maximum(first + (sizes.reach + 2 * SIDE - 1), 0) // SIDE * SIDE
+    return low, tl.minimum(high, sizes.n_q)
+
+
+@triton.jit(do_not_specialize=["beyond", "batches", "stripes", *VARYING])
 def stripe_kernel(
     sums,  # float32 [b, heads, stripes, stripe_length]
-    d_band,  # float32 [batches of the band, heads, 2 * reach + 1]
+    d_band,  # float32 [batches of the band, heads, 2 * (reach + beyond) + 1]
     bias,
+    beyond,  # lags of the tails on either side that near tiles hold; only with KIND.GRAIN, else 0
     batches,  # sequences that share the band
     stripes,  # of a head
     numbers,
@@ -232,37 +242,46 @@ def stripe_kernel(
     h = bh % sizes.n_heads
     first = bh // sizes.n_heads * batches
     # In descending order the lags are consecutive places of a stripe: loads are contiguous.
-    top = sizes.reach - tl.program_id(0) * LAGS
+    last = sizes.reach + beyond
+    top = last - tl.program_id(0) * LAGS
     t = tl.arange(0, LAGS)
     lag = top - t
-    near_reach = near_reach_of(bias, h, sizes, KIND)
+    near_reach = near_reach_of(bias, h, sizes, KIND) + beyond
     length = stripe_length(sizes, TILE)
-    # The stripes that some row meets at one of these lags; none if the window has none of them.
-    ahead = sizes.q_start + top
-    start = tl.maximum(ahead - (LAGS + TILE.ROWS), 0) // STRIPE
-    stop = tl.minimum(tl.maximum(ahead + sizes.n_q, 0) // STRIPE + 1, stripes)
-    if KIND.AFTER:
-        stop = tl.where(top - LAGS >= sizes.after, 0, stop)
+    of_head = sums + (first * sizes.n_heads + h) * stripes * length
+    stride = sizes.n_heads * stripes * length.to(tl.int64)
+    # The key kernel stored nothing for other lags than these.
+    low_lag, high_lag = -near_reach, near_reach
     if KIND.BEFORE:
-        stop = tl.where(top < -sizes.before, 0, stop)
-    total = tl.zeros([BATCHES, STRIPES, LAGS], dtype=tl.float32)
+        low_lag = tl.maximum(low_lag, -sizes.before)
+    if KIND.AFTER:
+        high_lag = tl.minimum(high_lag, sizes.after)
+    # The stripes that some row meets at one of the lags.
+    ahead = sizes.q_start + top
+    start = tl.maximum(ahead - (LAGS + STRIPE), 0) // STRIPE
+    stop = tl.minimum(tl.maximum(ahead + sizes.n_q, 0) + STRIPE, sizes.n_k + STRIPE - 1) // STRIPE
+    stop = tl.where((top >= low_lag) & (top - LAGS < high_lag), stop, 0)
+    # Stripes come first, so that the compiler gives a thread few of them, and all sequences.
+    total = tl.zeros([STRIPES, BATCHES, LAGS], dtype=tl.float32)
     for first_stripe in range(start, stop, STRIPES):
         stripe = first_stripe + tl.arange(0, STRIPES)
         diagonal = (stripe * STRIPE - ahead)[:, None] + t[None, :]
-        # The key kernel stored the sums of its near tiles alone.
-        rows = row_range(stripe // (TILE.KEYS // STRIPE), near_reach, sizes, KIND, TILE)
-        there = (stripe < stripes)[:, None] & (tl.abs(lag) <= near_reach)[None, :]
-        there = there & (diagonal >= (rows.near_start - TILE.ROWS)[:, None])
-        there = there & (diagonal < rows.near_stop[:, None])
+        # Of these lags it stored the diagonals that have a row in its near tiles: within the near
+        # reach, all that have a row.
+        low, high = sizes.n_q * 0, sizes.n_q
+        if KIND.GRAIN > 0:
+            low, high = near_rows(stripe, sizes, KIND)
+            low, high = low[:, None], high[:, None]
+        there = (stripe < stop)[:, None] & (diagonal > low - STRIPE) & (diagonal < high)
         cell = stripe[:, None] * length + stripe_place(diagonal, TILE)
         for first_batch in range(0, batches, BATCHES):
             each = first_batch + tl.arange(0, BATCHES)
-            head = ((first + each) * sizes.n_heads + h) * stripes * length
             total += tl.load(
-                sums + head[:, None, None] + cell[None, :, :],
-                mask=(each < batches)[:, None, None] & there[None, :, :],
+                of_head + (each * stride)[None, :, None] + cell[:, None, :],
+                mask=(each < batches)[None, :, None] & there[:, None, :],
                 other=0.0,
             )
-    found = tl.sum(tl.sum(total, 1), 0)
-    cells = d_band + bh * (2 * sizes.reach + 1) + (lag + sizes.reach)
-    tl.store(cells, found, mask=lag >= -sizes.reach)
+    stored = (lag >= low_lag) & (lag <= high_lag)
+    found = tl.where(stored, tl.sum(tl.sum(total, 1), 0), 0.0)
+    cells = d_band + bh * (2 * last + 1) + (lag + last)
+    tl.store(cells, found, mask=lag >= -last)

@@ -213,7 +213,11 @@ def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     if KIND.AFTER:
         high = last + sizes.after + 1
     low, high = whole_blocks(low, high, sizes.n_k, TILE.KEYS)
-    near_start, near_stop = near_range(first, last, near_reach, low, high, TILE.KEYS)
+    SIDE: tl.constexpr = KIND.GRAIN if KIND.GRAIN > 0 else TILE.KEYS
+    if KIND.GRAIN > 0:
+        first = block * TILE.ROWS // SIDE * SIDE + sizes.q_start
+        last = first + (SIDE - 1)
+    near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
     return Range(low, near_start, near_stop, high)
 
 
@@ -228,7 +232,11 @@ def row_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     if KIND.BEFORE:
         high = last + sizes.before + 1
     low, high = whole_blocks(low, high, sizes.n_q, TILE.ROWS)
-    near_start, near_stop = near_range(first, last, near_reach, low, high, TILE.ROWS)
+    SIDE: tl.constexpr = KIND.GRAIN if KIND.GRAIN > 0 else TILE.ROWS
+    if KIND.GRAIN > 0:
+        first = block * TILE.KEYS // SIDE * SIDE - sizes.q_start
+        last = first + (SIDE - 1)
+    near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
     return Range(low, near_start, near_stop, high)
 
 
