@@ -34,6 +34,11 @@ so that no kernel needs atomics and every sum has a fixed order:
 3. key_kernel, by blocks of keys: dK and dV. Up to 2,048 tokens it also sums dS by lag within small
    stripes of keys, which d_band.py adds up; step 2 is then left out.
 
+The gradient of a head's tails is the sum over far tiles in query_kernel, one number for a block of
+rows, and what near tiles hold of a tail. Where the key kernel sums diagonals and the tails are
+constants of a curve (T5), those cells are diagonals beyond the reach, and no near tile of
+query_kernel compares lags. For that both kernels must agree on which tiles are near: KIND.GRAIN.
+
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
 to the table's gradient; band.py takes a band's gradient to the parameters of its curve.
 
