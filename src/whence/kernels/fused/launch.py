@@ -38,16 +38,21 @@ from whence.kernels.fused.device.band import (
     row_layout_kernel,
 )
 from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
-from whence.kernels.fused.device.d_product import (
-    ProductKind,
-    Seen,
-    product_gradient_kernel,
-    table_sum_kernel,
-)
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.device.tile import INTERPRETED
+from whence.kernels.fused.groups import (
+    ceil_div,
+    last_place,
+    power_of_two,
+    precision_of,
+    product_of,
+    rows_of,
+    strides_of,
+    table_of,
+    visible_of,
+)
 from whence.kernels.fused.plan import Plan
+from whence.kernels.fused.tables import product_gradients, seen_cells, table_gradient
 from whence.kernels.fused.tiles import Tiles, TileSet
 
 MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
@@ -60,14 +65,6 @@ MOST_REGISTERS = 168
 # The same for a causal forward kernel without far tiles, which then does not spill: four programs.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
-# Programs of the kernel for the gradients of a product, four for each multiprocessor of an H200;
-# rows in one of its steps; and the most lags, or columns of a head, in one of its tiles.
-PRODUCT_PROGRAMS = 528
-PRODUCT_ROWS = 64
-PRODUCT_SIDE = 64
-# Columns of a table and partial sums that one program adds up at once.
-SUM_COLUMNS = 8
-SUM_PARTS = 1024
 
 
 class _Call(NamedTuple):
@@ -140,9 +137,9 @@ def forward(
         limit = FEW_REGISTERS
     plan.launch(
         forward_kernel,
-        (_ceil(n_q, tiles.rows), b * h),
+        (ceil_div(n_q, tiles.rows), b * h),
         *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
-        _product_group(q, product),
+        product_of(q, product),
         result,
         *a.scalars(call.sizes),
         warps=tiles.warps,
@@ -192,7 +189,7 @@ def backward(
     tokens = call.kind.TOKENS
     d_table = None
     if inputs.table is not None:
-        d_table = _table_gradient(plan, kept.mass, d_out, inputs.table)
+        d_table = table_gradient(plan, kept.mass, d_out, inputs.table)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
     d_last = call.kind.LAST if product is not None else 2 * call.sizes.reach
@@ -210,12 +207,12 @@ def backward(
     if of_rows and far is None and not sloping_rows and not numbers.dropout:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
-    d_rows = _rows(d_out)
+    d_rows = rows_of(d_out)
     tile_kind = call.tile_kind._replace(tail_sums=tail_sums)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
     if tail_sums:
-        parts = n_q if call.kind.PER_ROW else _ceil(n_q, by_rows.rows)
+        parts = n_q if call.kind.PER_ROW else ceil_div(n_q, by_rows.rows)
         d_tails = plan.empty((4, b, h, parts), torch.float32)
     few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None
@@ -238,7 +235,7 @@ def backward(
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     plan.launch(
         query_kernel,
-        (_ceil(n_q, by_rows.rows), b * h),
+        (ceil_div(n_q, by_rows.rows), b * h),
         *(call.q, call.k, call.v, d_rows),
         a.Output(kept.out, kept.out_residual, kept.lse, kept.mass if of_tails else None),
         *(call.bias, call.visible, call.seed, call.table, call.far),
@@ -261,8 +258,8 @@ def backward(
     )
     stripes = None
     if shared and few_tokens:
-        count = _ceil(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
-        length = (_ceil(n_q, by_keys.rows) + 2) * by_keys.rows
+        count = ceil_div(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
+        length = (ceil_div(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
     # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
     # kernels of the band run beside it on a second stream.
@@ -276,7 +273,7 @@ def backward(
     )
     plan.launch(
         key_kernel,
-        (_ceil(n_k, by_keys.keys), b * h_kv),
+        (ceil_div(n_k, by_keys.keys), b * h_kv),
         *(call.q, call.k, call.v, d_rows, statistics),
         *(call.bias, call.visible, call.seed, call.far),
         a.KeyGradients(d_k, d_value, stripes),
@@ -294,8 +291,8 @@ def backward(
         d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
     d_query = d_factor = None
     if product is not None:
-        d_query, d_factor = _product_gradients(
-            plan, product, q, d_q, d_band, wanted, _seen(call.sizes, d_last)
+        d_query, d_factor = product_gradients(
+            plan, product, q, d_q, d_band, wanted, seen_cells(call.sizes, d_last)
         )
     if product is not None or curve is not None:
         d_band = d_tails = None  # their gradients went on to the factors or parameters
@@ -344,8 +341,10 @@ def _all_near(
     start, after = sizes.q_start, sizes.after
     if by_keys:
         start, after = -start, sizes.before
-    first, last = (_ceil(n, block) - 1) * block + start, min(block, n) - 1 + start
-    right = _ceil(max(last + reach + 1, 0), tile) >= _ceil(n_other, tile) or 0 <= after <= reach
+    first, last = (ceil_div(n, block) - 1) * block + start, min(block, n) - 1 + start
+    right = (
+        ceil_div(max(last + reach + 1, 0), tile) >= ceil_div(n_other, tile) or 0 <= after <= reach
+    )
     return first - reach < tile and right
 
 
@@ -414,7 +413,7 @@ def _decode(
         (b * h * n_q,),
         *(sums, call.table, result, count, *a.scalars(call.sizes)),
         KIND=call.kind,
-        SHARES=_power_of_two(count),
+        SHARES=power_of_two(count),
     )
 
 
@@ -455,11 +454,11 @@ def _laid_out(
         band = plan.empty(laid_out, torch.float32)
         plan.launch(
             row_layout_kernel,
-            (_ceil(n_q, 32), b * h),
+            (ceil_div(n_q, 32), b * h),
             *(band, given.bias, *a.scalars(given.sizes)),
             KIND=given.kind,
             ROWS=32,
-            BLOCK=min(64, _power_of_two(2 * reach + 1)),
+            BLOCK=min(64, power_of_two(2 * reach + 1)),
         )
         return band, None, None
     if not base_2:
@@ -468,7 +467,7 @@ def _laid_out(
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (_ceil(width, 1024), batches * heads),
+        (ceil_div(width, 1024), batches * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
         *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
         KIND=given.kind,
@@ -494,7 +493,7 @@ def laid_out_shape(
     batches, heads, rows, width = shape
     reach, tails = width // 2, inputs.tails
     if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
-        lags = _last(reach, numbers) + 1
+        lags = last_place(reach, numbers) + 1
         return _with_margin((*q.shape[:3], lags), _margin(reach, inputs.table, numbers))
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
@@ -504,7 +503,7 @@ def laid_out_shape(
 
 def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
     """The shape [b, h, q, lag] of the masses of a value table's lags, without those never seen."""
-    return (*q.shape[:3], _last(table.shape[1] // 2, numbers) + 1)
+    return (*q.shape[:3], last_place(table.shape[1] // 2, numbers) + 1)
 
 
 def _farthest(reach: int, table: Any, numbers: Numbers) -> int:
@@ -518,17 +517,12 @@ def _margin(reach: int, table: Any, numbers: Numbers) -> int:
 
     It is a power of two, since it is a constant of the kernels: few lengths have one of their own.
     """
-    return _power_of_two(_farthest(reach, table, numbers))
+    return power_of_two(_farthest(reach, table, numbers))
 
 
 def _with_margin(shape: Sequence[int], margin: int) -> tuple[int, ...]:
     """The shape [1, 1, n, 1] of memory for so many numbers with a margin on both sides."""
     return (1, 1, math.prod(shape) + 2 * margin, 1)
-
-
-def _last(reach: int, numbers: Numbers) -> int:
-    """The last place of a row of lags from -reach on: that of lag 0 in a causal call."""
-    return reach if numbers.after == 0 else 2 * reach
 
 
 def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
@@ -546,7 +540,7 @@ def _shared_band(
     assert call.band_shape is not None
     sizes, kind = call.sizes, call.kind
     batches, n_batch, h = call.band_shape[0], call.q.ptr.shape[0], sizes.n_heads
-    row_blocks, key_blocks = _ceil(sizes.n_q, block), _ceil(sizes.n_k, block)
+    row_blocks, key_blocks = ceil_div(sizes.n_q, block), ceil_div(sizes.n_k, block)
     lowest = max((sizes.q_start - sizes.reach) // block, 1 - row_blocks)
     highest = min((sizes.q_start + sizes.reach + block - 1) // block, key_blocks - 1)
     diagonals = max(highest - lowest + 1, 1)
@@ -593,12 +587,12 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
     (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
     beyond = 2 * max(call.kind.GRAIN - 1, 0)
     width = 2 * (call.sizes.reach + beyond) + 1
-    busy = _ceil(width, 32) * batches * h >= BUSY
+    busy = ceil_div(width, 32) * batches * h >= BUSY
     lags = 32 if busy else 16
     d_band = plan.empty((batches, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,
-        (_ceil(width, lags), batches * h),
+        (ceil_div(width, lags), batches * h),
         *(stripes, d_band, call.bias, beyond, n_batch // batches, count),
         *a.scalars(call.sizes),
         warps=4 if busy else 8,
@@ -636,121 +630,6 @@ def _curve_gradient(
     return found
 
 
-def _product_gradients(
-    plan: Plan,
-    product: Product,
-    q: Any,
-    d_q: Any,
-    d_band: Any,
-    wanted: Wanted,
-    seen: Seen | None,
-) -> tuple[Any, Any]:
-    """The gradients of a product's factors. If the query is q, its gradient is added to d_q."""
-    query, table = product.query, product.table
-    if d_band is None:  # one lag: one number for all keys, which does not change a softmax
-        d_query = None if query is None else plan.zeros(query.shape, query.dtype)
-        return d_query, plan.zeros(table.shape, torch.float32)
-    source, d_query = q, d_q
-    if query is not None:
-        source = query
-        d_query = plan.empty(query.shape, query.dtype, tokens=by_token(query))
-    d_factor = _product_gradient(
-        plan,
-        *(d_band, seen),
-        *(source, table, product.scale, d_query if wanted.query else None),
-        added=query is None,
-        table_too=wanted.factor,
-    )
-    return d_query if query is not None and wanted.query else None, d_factor
-
-
-def _seen(sizes: a.Sizes, last: int) -> Seen:
-    """The cells of a product's band that the query kernel may have written."""
-    reach = sizes.reach
-    first = 0 if sizes.before < 0 else max(0, reach - sizes.before)
-    final = last if sizes.after < 0 else min(last, reach + sizes.after)
-    right = -1 if last == reach else last
-    return Seen(sizes.q_start - reach, sizes.n_k, first, final, right)
-
-
-def _table_gradient(plan: Plan, mass: Any, d_out: Any, table: Any) -> Any:
-    """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
-    return _product_gradient(
-        *(plan, mass, None, d_out, table, 1.0, None), added=False, table_too=True
-    )
-
-
-def _product_gradient(
-    plan: Plan,
-    gradient: Any,
-    seen: Seen | None,
-    query: Any,
-    table: Any,
-    scale: float,
-    d_query: Any,
-    *,
-    added: bool,
-    table_too: bool,
-) -> Any:
-    """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted.
-
-    Without `seen`, all cells of the band's gradient were written.
-    """
-    (b, h, n_q, d), width = query.shape, gradient.shape[-1]
-    # The rows of all sequences are divided into runs, as many as keep the GPU busy: each leaves a
-    # sum of its own.
-    rows = min(PRODUCT_ROWS, max(16, _power_of_two(n_q)))
-    blocks = b * _ceil(n_q, rows)
-    least = _ceil(blocks, max(1, PRODUCT_PROGRAMS // h))
-    # No block is missing at the end if the steps can be chosen so.
-    steps = next((n for n in range(least, 2 * least) if blocks % n == 0), least)
-    runs = _ceil(blocks, steps)
-    lags, piece = (min(PRODUCT_SIDE, max(16, _power_of_two(x))) for x in (width, d))
-    sums = plan.empty((runs, h, width, d), torch.float32) if table_too else None
-    if d_query is None and sums is None:
-        return None
-    plan.launch(
-        product_gradient_kernel,
-        (runs, h, (_ceil(width, lags) if table_too else 1) * _ceil(d, piece)),
-        *(gradient, _rows(query), _table(table), _rows(d_query), sums),
-        *(n_q, *(seen or Seen(0, 0, 0, 0, 0)), blocks, steps, scale),
-        warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
-        KIND=ProductKind(
-            LAST=width - 1,
-            D=d,
-            PIECE=piece,
-            ROWS=rows,
-            LAGS=lags,
-            ADDED=added,
-            PARTLY=seen is not None,
-            EVEN=n_q % rows == 0 and blocks % steps == 0,
-            PRECISION="ieee" if _misread(query) else _precision(query),
-        ),
-    )
-    return None if sums is None else _table_sum(plan, sums, table)
-
-
-def _misread(x: Any) -> bool:
-    """Whether Triton's interpreter runs, which multiplies bfloat16 wrongly."""
-    return bool(x.dtype == torch.bfloat16 and INTERPRETED.value)
-
-
-def _table_sum(plan: Plan, sums: Any, table: Any) -> Any:
-    """The sum over runs of rows, and over heads that share the table."""
-    (runs, h, width, d), heads = sums.shape, table.shape[0]
-    d_table = plan.empty(table.shape, torch.float32)
-    plan.launch(
-        table_sum_kernel,
-        (table.shape[1], _ceil(d, SUM_COLUMNS), heads),
-        *(sums, d_table, runs * h // heads, width - 1),
-        warps=8,
-        D=d,
-        COLUMNS=SUM_COLUMNS,
-        PARTS=SUM_PARTS,
-    )
-    return d_table
-
-
 def _call(
     q: Any,
     k: Any,
@@ -774,13 +653,13 @@ def _call(
     causal = numbers.after == 0
     reach = 0 if shape is None else shape[-1] // 2
     value_reach = 0 if table is None else table.shape[1] // 2
-    last, value_last = _last(reach, numbers), _last(value_reach, numbers)
+    last, value_last = last_place(reach, numbers), last_place(value_reach, numbers)
     product_last = 0 if product is None else last
     kind = a.Kind(
         D=d,
         D_V=d_v,
-        BLOCK_D=max(16, _power_of_two(d)),
-        BLOCK_DV=max(16, _power_of_two(d_v)),
+        BLOCK_D=max(16, power_of_two(d)),
+        BLOCK_DV=max(16, power_of_two(d_v)),
         GROUPS=h // h_kv,
         BAND=shape is not None,
         RAW_BAND=raw_band,
@@ -798,12 +677,12 @@ def _call(
         NEGATIVE=numbers.scale < 0.0,
         FAR=far is not None,
         TOKENS=by_token(q),
-        PRECISION=_precision(q),
+        PRECISION=precision_of(q),
         ENDS=product is not None,
         LAST=product_last,
         VALUE_LAST=value_last,
         MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
-        LAGS=max(16, min(32, _power_of_two(max(product_last, value_last, 1)))),
+        LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
     )
     sizes = a.Sizes(
         n_q=n_q,
@@ -820,17 +699,17 @@ def _call(
         dropout=numbers.dropout,
     )
     by_row = table is not None or per_row
-    of_band = _strides(band, 0, 1, 2)
+    of_band = strides_of(band, 0, 1, 2)
     if per_row and not raw_band:  # packed in memory with a margin
         of_band = (h * n_q * (last + 1), n_q * (last + 1), last + 1)
     return _Call(
-        _rows(q),
-        _rows(k),
-        _rows(v),
-        a.Bias(band, inputs.extent, tails, *of_band, *_strides(tails, 0, 1, 2, 3)),
-        _visible(inputs),
+        rows_of(q),
+        rows_of(k),
+        rows_of(v),
+        a.Bias(band, inputs.extent, tails, *of_band, *strides_of(tails, 0, 1, 2, 3)),
+        visible_of(inputs),
         inputs.seed,
-        _table(table),
+        table_of(table),
         _far(far, far_gradients),
         sizes,
         kind,
@@ -850,37 +729,6 @@ def _band_shape(
     return None if inputs.band is None else tuple(inputs.band.shape)
 
 
-def _precision(q: Any) -> str:
-    """float32 is multiplied in full precision: TF32 on tensor cores would lose three digits."""
-    return "ieee" if q.dtype == torch.float32 else "tf32"
-
-
-def _rows(x: Any) -> a.Rows:
-    return a.Rows(None, 0, 0, 0) if x is None else a.Rows(x, *x.stride()[:3])
-
-
-# A group of which a call has nothing is None, since Triton reads each argument at every launch.
-
-
-def _table(x: Any) -> a.Table | None:
-    return None if x is None else a.Table(x, *_strides(x, 0))
-
-
-def _visible(inputs: Inputs) -> a.Visible | None:
-    given = (inputs.keys, inputs.q_segment, inputs.k_segment)
-    if all(x is None for x in given):
-        return None
-    return a.Visible(*given, *[stride for x in given for stride in _strides(x, 0)])
-
-
-def _product_group(q: Any, product: Product | None) -> a.Product | None:
-    if product is None:
-        return None
-    query = q if product.query is None else product.query
-    table = a.Table(product.table, *_strides(product.table, 0))
-    return a.Product(_rows(query), table, product.scale)
-
-
 def _parameters(given: Sequence[Any]) -> a.Parameters:
     if not given or given[0] is None:
         return a.Parameters(None, None, None, 0)
@@ -891,7 +739,7 @@ def _parameters(given: Sequence[Any]) -> a.Parameters:
 def _curve_constants(curve: CurveBand | None) -> dict[str, Any]:
     if curve is None:
         return {"CURVE_AT": None, "CURVE_EXTENT": None, "COUNT": 1}
-    functions, count = CURVES[curve.name], _power_of_two(curve.parameters[0].shape[-1])
+    functions, count = CURVES[curve.name], power_of_two(curve.parameters[0].shape[-1])
     return {"CURVE_AT": functions.at, "CURVE_EXTENT": functions.extent_of, "COUNT": count}
 
 
@@ -904,22 +752,6 @@ def _far(far: Far | None, gradients: FarGradients | None) -> a.Far | None:
     if gradients is not None:
         d_left, d_right = gradients.left, gradients.right or d_right
     return a.Far(a.FarSide(*left, *d_left), a.FarSide(*right, *d_right))
-
-
-def _strides(x: Any, *axes: int) -> tuple[int, ...]:
-    """The strides of these axes; 0 for an axis of size 1, which broadcasts, or without a tensor."""
-    if x is None:
-        return (0,) * len(axes)
-    return tuple([0 if x.shape[axis] == 1 else x.stride(axis) for axis in axes])
-
-
-def _ceil(n: int, size: int) -> int:
-    return -(-n // size)  # triton.cdiv costs ten times as much
-
-
-def _power_of_two(n: int) -> int:
-    """The least one that is not smaller."""
-    return 1 << (n - 1).bit_length()
 
 
 @functools.cache

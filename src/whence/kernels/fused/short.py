@@ -11,7 +11,6 @@ import torch
 
 from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
-from whence.kernels.fused.device.d_product import table_sum_kernel
 from whence.kernels.fused.device.short import (
     HeadGradients,
     Operands,
@@ -22,13 +21,23 @@ from whence.kernels.fused.device.short import (
     short_tails_kernel,
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
+from whence.kernels.fused.groups import (
+    ceil_div,
+    last_place,
+    power_of_two,
+    precision_of,
+    product_of,
+    rows_of,
+    strides_of,
+    table_of,
+    visible_of,
+)
+from whence.kernels.fused.tables import table_sum
 
 LONGEST = 128  # queries, keys and columns of a head
 FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
 MOST_LAGS = 64  # of a table that is in one tile
 TABLE_PROGRAMS = 1056  # programs that sum the gradients of tables: 8 on each SM of an H200
-SUM_COLUMNS = 8  # columns of a table and parts of it that one program adds up at once
-SUM_PARTS = 512
 
 
 class ShortCall(NamedTuple):
@@ -91,12 +100,12 @@ def forward(
     """The output [b, h, q, d_v], with `tokens` laid out in memory as [b, q, h, d_v]."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     cut = forward_cut(q, n_k, call) if cut is None else cut
-    runs = _ceil(b, cut.run)
+    runs = ceil_div(b, cut.run)
     tile, sizes = _tile(cut, n_q, n_k), _sizes(q, k, call)
     out = plan.empty((b, h, n_q, v.shape[3]), q.dtype, tokens=tokens)
     plan.launch(
         short_forward_kernel,
-        (runs * h, _ceil(n_q, tile.ROWS)),
+        (runs * h, ceil_div(n_q, tile.ROWS)),
         *(_operands(q, k, v, call), out, b),
         *a.scalars(sizes),
         warps=cut.warps,
@@ -123,11 +132,11 @@ def backward(
     """Gradients of q, k, v and what is wanted, from the inputs alone."""
     (b, h, n_q, _), n_k = q.shape, k.shape[2]
     cut = backward_cut(q, k, v, call) if cut is None else cut
-    tile, blocks = _tile(cut, n_q, n_k), _ceil(n_q, cut.rows)
+    tile, blocks = _tile(cut, n_q, n_k), ceil_div(n_q, cut.rows)
     summed = call.band is not None and (wanted.band or wanted.tails)
     single = k.shape[1] == h and not (summed and blocks > 1)
     run = _run(cut, b, call) if single else 1
-    runs = _ceil(b, run)
+    runs = ceil_div(b, run)
     d_q, d_k, d_v = (plan.empty(tuple(x.shape), x.dtype, tokens=tokens) for x in (q, k, v))
     diagonals = d_factors = d_tables = None
     if summed:
@@ -141,7 +150,7 @@ def backward(
     plan.launch(
         short_triangle_kernel if cut.triangle else short_backward_kernel,
         (runs * k.shape[1],),
-        *(_operands(q, k, v, call), _rows(d_out)),
+        *(_operands(q, k, v, call), rows_of(d_out)),
         *(HeadGradients(d_q, d_k, d_v, d_factors, d_tables), diagonals, b),
         *a.scalars(sizes),
         warps=cut.warps,
@@ -167,21 +176,6 @@ def backward(
     return Gradients(d_q, d_k, d_v, d_band, d_tails, d_table, factor=d_factor)
 
 
-def table_sum(plan: Any, sums: Any, table: Any) -> Any:
-    """The gradient of a table from its parts [part, h, lag, d], also over heads that share it."""
-    (parts, h, width, d), heads = sums.shape, table.shape[0]
-    d_table = plan.empty(table.shape, torch.float32)
-    plan.launch(
-        table_sum_kernel,
-        (table.shape[1], _ceil(d, SUM_COLUMNS), heads),
-        *(sums, d_table, parts * h // heads, width - 1),
-        D=d,
-        COLUMNS=SUM_COLUMNS,
-        PARTS=SUM_PARTS,
-    )
-    return d_table
-
-
 def _band_gradient(plan: Any, diagonals: Any, band: Any, sizes: a.Sizes, tile: a.Tile) -> Any:
     """[b|1, h|1, 1, lag] from the sums of diagonals."""
     (runs, h, blocks, _), lags = diagonals.shape, 32
@@ -189,7 +183,7 @@ def _band_gradient(plan: Any, diagonals: Any, band: Any, sizes: a.Sizes, tile: a
     d_band = plan.empty((bands, h, 1, width), torch.float32)
     plan.launch(
         short_band_kernel,
-        (_ceil(width, lags), bands * h),
+        (ceil_div(width, lags), bands * h),
         *(diagonals, d_band, runs // bands, *a.scalars(sizes)),
         warps=4,
         stages=1,
@@ -265,7 +259,7 @@ def _table_cut(q: Any, rows: int, keys: int, warps: int) -> Cut:
     """
     if max(rows, keys) > 32:
         return Cut(rows, warps)
-    run = _ceil(q.shape[0], max(1, TABLE_PROGRAMS // q.shape[1]))
+    run = ceil_div(q.shape[0], max(1, TABLE_PROGRAMS // q.shape[1]))
     return Cut(rows, warps, run, stages=3)
 
 
@@ -298,10 +292,10 @@ def _has_tables(call: ShortCall) -> bool:
 
 def _lasts(call: ShortCall) -> tuple[int, int]:
     """The last place of a product's table and of a value table that a query sees, or 0."""
-    tables = (call.product and call.product.table, call.inputs.table)
-    reaches = [0 if x is None else x.shape[1] // 2 for x in tables]
-    causal = call.numbers.after == 0
-    return tuple([reach if causal else 2 * reach for reach in reaches])  # type: ignore[return-value]
+    factor = None if call.product is None else call.product.table
+    reaches = (0 if x is None else x.shape[1] // 2 for x in (factor, call.inputs.table))
+    last, value_last = (last_place(reach, call.numbers) for reach in reaches)
+    return last, value_last
 
 
 def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
@@ -318,8 +312,8 @@ def _triangular(call: ShortCall) -> bool:
 def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
     inputs = call.inputs
     return Operands(
-        *(_rows(q), _rows(k), _rows(v), _bias(call.band), _visible(inputs), inputs.seed),
-        *(_product(q, call.product), _table(inputs.table)),
+        *(rows_of(q), rows_of(k), rows_of(v), _bias(call.band), visible_of(inputs), inputs.seed),
+        *(product_of(q, call.product), table_of(inputs.table)),
     )
 
 
@@ -369,7 +363,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         NEGATIVE=numbers.scale < 0.0,
         FAR=False,
         TOKENS=tokens,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        PRECISION=precision_of(q),
         ENDS=call.product is not None,
         LAST=last,
         VALUE_LAST=value_last,
@@ -378,40 +372,9 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
     )
 
 
-def _rows(x: Any) -> a.Rows:
-    return a.Rows(x, *x.stride()[:3])
-
-
 def _bias(band: Any) -> a.Bias:
-    band_b, band_h = (0, 0) if band is None else _shared(band, 0, 1)
-    return a.Bias(band, None, None, band_b, band_h, 0, 0, 0, 0, 0)
-
-
-def _product(q: Any, product: Product | None) -> a.Product | None:
-    if product is None:
-        return None
-    table = a.Table(product.table, *_shared(product.table, 0))
-    return a.Product(_rows(q), table, product.scale)
-
-
-def _table(x: Any) -> a.Table | None:
-    return None if x is None else a.Table(x, *_shared(x, 0))
-
-
-def _visible(inputs: Inputs) -> a.Visible:
-    keys, q_segment, k_segment = inputs.keys, inputs.q_segment, inputs.k_segment
-    strides = [0 if x is None else _shared(x, 0)[0] for x in (keys, q_segment, k_segment)]
-    return a.Visible(keys, q_segment, k_segment, *strides)
-
-
-def _shared(x: Any, *axes: int) -> tuple[int, ...]:
-    """The strides of these axes, 0 where an axis of size 1 broadcasts."""
-    return tuple(0 if x.shape[axis] == 1 else x.stride(axis) for axis in axes)
+    return a.Bias(band, None, None, *strides_of(band, 0, 1, 2), *strides_of(None, 0, 1, 2, 3))
 
 
 def _padded(n: int, least: int) -> int:
-    return max(least, 1 << (n - 1).bit_length())
-
-
-def _ceil(n: int, size: int) -> int:
-    return -(-n // size)  # triton.cdiv costs ten times as much
+    return max(least, power_of_two(n))
