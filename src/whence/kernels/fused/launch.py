@@ -40,20 +40,9 @@ from whence.kernels.fused.device.band import (
 from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.groups import (
-    ceil_div,
-    last_place,
-    power_of_two,
-    precision_of,
-    product_of,
-    rows_of,
-    strides_of,
-    table_of,
-    visible_of,
-)
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tables import product_gradients, seen_cells, table_gradient
-from whence.kernels.fused.tiles import Tiles, TileSet
+from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, power_of_two
 
 MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
@@ -139,7 +128,7 @@ def forward(
         forward_kernel,
         (ceil_div(n_q, tiles.rows), b * h),
         *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
-        product_of(q, product),
+        a.product_of(q, product),
         result,
         *a.scalars(call.sizes),
         warps=tiles.warps,
@@ -207,7 +196,7 @@ def backward(
     if of_rows and far is None and not sloping_rows and not numbers.dropout:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
-    d_rows = rows_of(d_out)
+    d_rows = a.rows_of(d_out)
     tile_kind = call.tile_kind._replace(tail_sums=tail_sums)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
@@ -493,7 +482,7 @@ def laid_out_shape(
     batches, heads, rows, width = shape
     reach, tails = width // 2, inputs.tails
     if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
-        lags = last_place(reach, numbers) + 1
+        lags = a.last_place(reach, numbers) + 1
         return _with_margin((*q.shape[:3], lags), _margin(reach, inputs.table, numbers))
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
@@ -503,7 +492,7 @@ def laid_out_shape(
 
 def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
     """The shape [b, h, q, lag] of the masses of a value table's lags, without those never seen."""
-    return (*q.shape[:3], last_place(table.shape[1] // 2, numbers) + 1)
+    return (*q.shape[:3], a.last_place(table.shape[1] // 2, numbers) + 1)
 
 
 def _farthest(reach: int, table: Any, numbers: Numbers) -> int:
@@ -653,7 +642,7 @@ def _call(
     causal = numbers.after == 0
     reach = 0 if shape is None else shape[-1] // 2
     value_reach = 0 if table is None else table.shape[1] // 2
-    last, value_last = last_place(reach, numbers), last_place(value_reach, numbers)
+    last, value_last = a.last_place(reach, numbers), a.last_place(value_reach, numbers)
     product_last = 0 if product is None else last
     kind = a.Kind(
         D=d,
@@ -677,7 +666,7 @@ def _call(
         NEGATIVE=numbers.scale < 0.0,
         FAR=far is not None,
         TOKENS=by_token(q),
-        PRECISION=precision_of(q),
+        PRECISION=a.precision_of(q),
         ENDS=product is not None,
         LAST=product_last,
         VALUE_LAST=value_last,
@@ -699,17 +688,17 @@ def _call(
         dropout=numbers.dropout,
     )
     by_row = table is not None or per_row
-    of_band = strides_of(band, 0, 1, 2)
+    of_band = a.strides_of(band, 0, 1, 2)
     if per_row and not raw_band:  # packed in memory with a margin
         of_band = (h * n_q * (last + 1), n_q * (last + 1), last + 1)
     return _Call(
-        rows_of(q),
-        rows_of(k),
-        rows_of(v),
-        a.Bias(band, inputs.extent, tails, *of_band, *strides_of(tails, 0, 1, 2, 3)),
-        visible_of(inputs),
+        a.rows_of(q),
+        a.rows_of(k),
+        a.rows_of(v),
+        a.Bias(band, inputs.extent, tails, *of_band, *a.strides_of(tails, 0, 1, 2, 3)),
+        a.visible_of(inputs),
         inputs.seed,
-        table_of(table),
+        a.table_of(table),
         _far(far, far_gradients),
         sizes,
         kind,

@@ -21,18 +21,8 @@ from whence.kernels.fused.device.short import (
     short_tails_kernel,
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
-from whence.kernels.fused.groups import (
-    ceil_div,
-    last_place,
-    power_of_two,
-    precision_of,
-    product_of,
-    rows_of,
-    strides_of,
-    table_of,
-    visible_of,
-)
 from whence.kernels.fused.tables import table_sum
+from whence.kernels.fused.tiles import ceil_div, power_of_two
 
 LONGEST = 128  # queries, keys and columns of a head
 FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
@@ -150,7 +140,7 @@ def backward(
     plan.launch(
         short_triangle_kernel if cut.triangle else short_backward_kernel,
         (runs * k.shape[1],),
-        *(_operands(q, k, v, call), rows_of(d_out)),
+        *(_operands(q, k, v, call), a.rows_of(d_out)),
         *(HeadGradients(d_q, d_k, d_v, d_factors, d_tables), diagonals, b),
         *a.scalars(sizes),
         warps=cut.warps,
@@ -294,7 +284,7 @@ def _lasts(call: ShortCall) -> tuple[int, int]:
     """The last place of a product's table and of a value table that a query sees, or 0."""
     factor = None if call.product is None else call.product.table
     reaches = (0 if x is None else x.shape[1] // 2 for x in (factor, call.inputs.table))
-    last, value_last = (last_place(reach, call.numbers) for reach in reaches)
+    last, value_last = (a.last_place(reach, call.numbers) for reach in reaches)
     return last, value_last
 
 
@@ -312,8 +302,15 @@ def _triangular(call: ShortCall) -> bool:
 def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
     inputs = call.inputs
     return Operands(
-        *(rows_of(q), rows_of(k), rows_of(v), _bias(call.band), visible_of(inputs), inputs.seed),
-        *(product_of(q, call.product), table_of(inputs.table)),
+        *(
+            a.rows_of(q),
+            a.rows_of(k),
+            a.rows_of(v),
+            _bias(call.band),
+            a.visible_of(inputs),
+            inputs.seed,
+        ),
+        *(a.product_of(q, call.product), a.table_of(inputs.table)),
     )
 
 
@@ -363,7 +360,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         NEGATIVE=numbers.scale < 0.0,
         FAR=False,
         TOKENS=tokens,
-        PRECISION=precision_of(q),
+        PRECISION=a.precision_of(q),
         ENDS=call.product is not None,
         LAST=last,
         VALUE_LAST=value_last,
@@ -373,7 +370,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
 
 
 def _bias(band: Any) -> a.Bias:
-    return a.Bias(band, None, None, *strides_of(band, 0, 1, 2), *strides_of(None, 0, 1, 2, 3))
+    return a.Bias(band, None, None, *a.strides_of(band, 0, 1, 2), *a.strides_of(None, 0, 1, 2, 3))
 
 
 def _padded(n: int, least: int) -> int:

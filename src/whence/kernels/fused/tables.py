@@ -13,7 +13,7 @@ from whence.kernels.fused.device.d_product import (
     table_sum_kernel,
 )
 from whence.kernels.fused.device.tile import INTERPRETED
-from whence.kernels.fused.groups import ceil_div, power_of_two, precision_of, rows_of, table_of
+from whence.kernels.fused.tiles import ceil_div, power_of_two
 
 # Programs of the kernel for the gradients of a product, four for each multiprocessor of an H200;
 # rows in one of its steps; and the most lags, or columns of a head, in one of its tiles.
@@ -101,7 +101,7 @@ def _product_gradient(
     plan.launch(
         product_gradient_kernel,
         (runs, h, (ceil_div(width, lags) if table_too else 1) * ceil_div(d, piece)),
-        *(gradient, rows_of(query), table_of(table), rows_of(d_query), sums),
+        *(gradient, a.rows_of(query), a.table_of(table), a.rows_of(d_query), sums),
         *(n_q, *(seen or Seen(0, 0, 0, 0, 0)), blocks, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
         KIND=ProductKind(
@@ -113,7 +113,7 @@ def _product_gradient(
             ADDED=added,
             PARTLY=seen is not None,
             EVEN=n_q % rows == 0 and blocks % steps == 0,
-            PRECISION="ieee" if _misread(query) else precision_of(query),
+            PRECISION="ieee" if _misread(query) else a.precision_of(query),
         ),
     )
     return None if sums is None else table_sum(plan, sums, table)

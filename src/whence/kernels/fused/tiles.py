@@ -312,3 +312,13 @@ def _even(heads: int, slots: int) -> int:
         return rounds / count + OVERHEAD * count
 
     return min(range(1, MOST_SHARES + 1), key=cost)
+
+
+def ceil_div(n: int, size: int) -> int:
+    """n / size, rounded up."""
+    return -(-n // size)  # triton.cdiv costs ten times as much
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is not smaller."""
+    return 1 << (n - 1).bit_length()

@@ -1,11 +1,16 @@
 """The groups of arguments that the kernels take.
 
 A tensor that a call does not have is None in its group, and its strides are 0; a group of which a
-call has nothing may be None itself. The stride of an axis that broadcasts is 0 too. Fields in
-capitals are compile-time constants.
+call has nothing is None itself, since Triton reads each argument at every launch. The stride of an
+axis that broadcasts is 0 too. Fields in capitals are compile-time constants.
+
+The functions at the end make groups of what a call has. Of a tensor, or a slot of a plan, they read
+shape, strides and dtype alone.
 """
 
 from typing import Any, NamedTuple
+
+import torch
 
 
 class Rows(NamedTuple):
@@ -215,3 +220,47 @@ class Tile(NamedTuple):
     STAGES: int  # of the software pipeline
     EVEN: bool  # no tile extends beyond the last row or key that it loads
     ALONE: bool = False  # all that a block touches is near
+
+
+def rows_of(x: Any) -> Rows:
+    """Rows [b, h, n, d], or no rows."""
+    return Rows(None, 0, 0, 0) if x is None else Rows(x, *x.stride()[:3])
+
+
+def table_of(x: Any) -> Table | None:
+    """A table [h|1, lag, d]."""
+    return None if x is None else Table(x, *strides_of(x, 0))
+
+
+def visible_of(inputs: Any) -> Visible | None:
+    """The padding mask and the segments of a call's `Inputs`."""
+    given = (inputs.keys, inputs.q_segment, inputs.k_segment)
+    if all(x is None for x in given):
+        return None
+    return Visible(*given, *[stride for x in given for stride in strides_of(x, 0)])
+
+
+def product_of(q: Any, product: Any) -> Product | None:
+    """The factors of a band that is a product."""
+    if product is None:
+        return None
+    query = q if product.query is None else product.query
+    table = Table(product.table, *strides_of(product.table, 0))
+    return Product(rows_of(query), table, product.scale)
+
+
+def strides_of(x: Any, *axes: int) -> tuple[int, ...]:
+    """The strides of these axes; 0 for an axis of size 1, which broadcasts, or without a tensor."""
+    if x is None:
+        return (0,) * len(axes)
+    return tuple([0 if x.shape[axis] == 1 else x.stride(axis) for axis in axes])
+
+
+def last_place(reach: int, numbers: Any) -> int:
+    """The last place of a row of lags from -reach on: that of lag 0 in a causal call."""
+    return reach if numbers.after == 0 else 2 * reach
+
+
+def precision_of(q: Any) -> str:
+    """float32 is multiplied in full precision: TF32 on tensor cores would lose three digits."""
+    return "ieee" if q.dtype == torch.float32 else "tf32"
