@@ -23,7 +23,15 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, dropout_factor, in_two, packed_row, sizes_of
+from whence.kernels.fused.device.tile import (
+    LOG2E,
+    dropout_factor,
+    in_two,
+    packed_row,
+    product_in_parts,
+    rounded_to,
+    sizes_of,
+)
 
 
 class Operands(NamedTuple):
@@ -119,26 +127,30 @@ def store_keys(ptr, tile, b, h, D: tl.constexpr, sizes, KIND: tl.constexpr, TILE
 
 @triton.jit
 def load_table(
-    x, h, LAST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, dtype, KIND: tl.constexpr
+    x, h, LAST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, KIND: tl.constexpr
 ):
-    """The table of one head [lag, d] in the dtype of the call, zeros beyond its edges."""
+    """The table of one head [lag, d] in float32, zeros beyond its edges."""
     lag = tl.arange(0, KIND.LAGS)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
     place = x.ptr + h * x.stride_h + lag * D + d
-    return tl.load(place, mask=(lag <= LAST) & (d < D), other=0.0).to(dtype)
+    return tl.load(place, mask=(lag <= LAST) & (d < D), other=0.0)
 
 
 @triton.jit
-def load_tables(operands, h, dtype, KIND: tl.constexpr):
-    """The product's table and the table of values of one head; 0 for one that a call has not."""
+def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
+    """The product's table in two parts, and the table of values; 0 for one that a call has not.
+
+    What is added to the logits needs more digits than what is added to the values.
+    """
     factor = 0
     values = 0
     if KIND.ENDS:
         x = operands.product.factor
-        factor = load_table(x, h, KIND.LAST, KIND.D, KIND.BLOCK_D, dtype, KIND)
+        factor = in_two(load_table(x, h, KIND.LAST, KIND.D, KIND.BLOCK_D, KIND), DTYPE)
     if KIND.VALUES:
         x = operands.table
-        values = load_table(x, h, KIND.VALUE_LAST, KIND.D_V, KIND.BLOCK_DV, dtype, KIND)
+        table = load_table(x, h, KIND.VALUE_LAST, KIND.D_V, KIND.BLOCK_DV, KIND)
+        values = rounded_to(table, DTYPE)
     return factor, values
 
 
@@ -149,15 +161,6 @@ def store_table(ptr, tile, part, LAST: tl.constexpr, D: tl.constexpr):
     d = tl.arange(0, tile.shape[1])[None, :]
     place = ptr + part * ((LAST + 1) * D) + (lag * D + d)
     tl.store(place, tile, mask=(lag <= LAST) & (d < D))
-
-
-@triton.jit
-def of_lags(numbers, table, sums, KIND: tl.constexpr):
-    """sums + numbers @ table, of a number in float32 for each row and lag."""
-    leading, lower = in_two(numbers, table.dtype)
-    if KIND.PRECISION != "ieee":
-        sums = tl.dot(lower, table, sums)
-    return tl.dot(leading, table, sums, input_precision=KIND.PRECISION)
 
 
 @triton.jit
@@ -235,7 +238,10 @@ def masked_logits(
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
         logits += tl.load(band + (c - r))
     if KIND.ENDS:
-        rows = tl.dot(q, tl.trans(factor), input_precision=KIND.PRECISION)
+        leading, lower = factor
+        rows = tl.dot(q, tl.trans(leading), input_precision=KIND.PRECISION)
+        if KIND.PRECISION != "ieee":
+            rows = tl.dot(q, tl.trans(lower), rows)
         rows = rows * (operands.product.scale * LOG2E)
         logits += spread_over_keys(rows, r, c, sizes.reach, sizes, KIND.LAST)
     return masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
@@ -290,7 +296,10 @@ def forward_block(
         masses = summed_by_lag(
             *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND)
         )
-        rows = of_lags(masses, values, rows, KIND)
+        leading, lower = in_two(masses, values.dtype)
+        rows = tl.dot(leading, values, rows, input_precision=KIND.PRECISION)
+        if KIND.PRECISION != "ieee":
+            rows = tl.dot(lower, values, rows)
     rows = rows * reciprocal(total)
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
@@ -476,7 +485,8 @@ def block_gradients(
         d_band = summed_by_lag(*(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND))
         d_band = d_band * operands.product.scale
         d_factor = table_gradient(d_band, q_tile, d_factor, KIND)
-        d_q = of_lags(d_band, factor, d_q, KIND)
+        leading, lower = factor
+        d_q = product_in_parts(d_band, leading, lower, d_q, KIND)
     store_head(
         *(gradients.d_q, d_q, b, h, first, sizes.n_q, sizes.n_heads),
         *(KIND.D, KIND.TOKENS, TILE.EVEN),
