@@ -94,12 +94,12 @@ def test_the_band_is_the_product_between_its_margins(shape: str, dtype: torch.dt
 def test_its_gradients_are_two_products(
     shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels.fused import launch
+    from whence.kernels.fused import tables
     from whence.kernels.fused.backend import Product, Wanted
     from whence.kernels.fused.plan import Plan, slots_of
 
     q, table = factors(shape, dtype)
-    monkeypatch.setattr(launch, "PRODUCT_PROGRAMS", 4)  # a run has several steps
+    monkeypatch.setattr(tables, "PRODUCT_PROGRAMS", 4)  # a run has several steps
     d_band = torch.randn(*q.shape[:3], table.shape[1])
     whole = d_band.double()
     d_q = 0.3 * whole @ table.double()
@@ -113,7 +113,7 @@ def test_its_gradients_are_two_products(
         d_band_slot, query, factor, into = slots_of(given)
         product = Product(0.3, query if d_q is None else None, factor)
         plan = Plan(q.device, len(given))
-        found = launch._product_gradients(
+        found = tables.product_gradients(
             *(plan, product, query, into, d_band_slot),
             *(Wanted(True, True, **wanted), None),
         )
@@ -136,7 +136,7 @@ def test_its_gradients_are_two_products(
 
     given = [d_band, q, table]
     plan = Plan(q.device, len(given))
-    plan.returns(launch._table_gradient(plan, *slots_of(given)))
+    plan.returns(tables.table_gradient(plan, *slots_of(given)))
     (found_table,) = plan.run(given)
     wanted = _summed(d_band.double(), q, table)
     torch.testing.assert_close(found_table.double(), wanted, rtol=1e-6, atol=1e-4)
