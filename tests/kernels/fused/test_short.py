@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -277,3 +278,53 @@ def test_what_is_too_long_or_has_too_large_a_table_does_not_fit() -> None:
     near = call._replace(inputs=NO_INPUTS._replace(band=torch.randn(1, 1, 1, 3)))
     assert not short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 112 + 1)))
     assert short.fits(*half, near._replace(band=torch.randn(1, 1, 1, 2 * 128 + 1)))
+
+
+@pytest.mark.parametrize("reach", [0, 2])
+def test_a_value_table_s_gradient_has_the_digits_of_float32(reach: int) -> None:
+    """Without q.k all weights of a row are 1 / 17: in half precision their sum would not be 1."""
+    case = plain_case(1, 1, 1, 17, 16, scale=0.0)
+    q, k, v = (x.detach().half() for x in (case.q, case.k, case.v))
+    table = torch.zeros(1, 2 * reach + 1, 16).requires_grad_()
+    call = case.call._replace(inputs=NO_INPUTS._replace(table=table))
+    d_out = torch.ones_like(v)
+    found = short.backward(Immediate(), d_out, q, k, v, call, EVERYTHING, tokens=False).table
+    out = attend(*(x.double() for x in (q, k, v)), values=LagValues(table.double()), scale=0.0)
+    (wanted,) = torch.autograd.grad(out, table, torch.ones_like(out))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("seed", [200, 203, 206])
+def test_columns_beyond_a_narrow_head_are_zero(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short, "narrowest", lambda: 64)
+    case = with_tables(random_case(seed, groups=[1]), seed)
+    wanted = attend(case.q, case.k, case.v, **case.options, backend="reference")
+    compare(case, wanted, tokens=False)
+
+
+def test_tiles_of_a_head_are_as_wide_as_an_old_ptxas_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import triton
+
+    from whence.kernels.fused.tiles import narrowest
+
+    def found(capability: int, version: str) -> int:
+        tool = SimpleNamespace(version=version)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (capability, 0))
+        monkeypatch.setattr(
+            triton,
+            "knobs",
+            SimpleNamespace(
+                runtime=SimpleNamespace(interpret=False), nvidia=SimpleNamespace(ptxas=tool)
+            ),
+        )
+        narrowest.cache_clear()
+        return narrowest()
+
+    try:
+        assert found(9, "12.8") == 64
+        assert found(9, "12.9") == found(9, "13.0") == found(8, "12.8") == 16
+    finally:
+        narrowest.cache_clear()

@@ -42,7 +42,7 @@ from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
 from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tables import product_gradients, seen_cells, table_gradient
-from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, power_of_two
+from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, power_of_two
 
 MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
@@ -647,8 +647,8 @@ def _call(
     kind = a.Kind(
         D=d,
         D_V=d_v,
-        BLOCK_D=max(16, power_of_two(d)),
-        BLOCK_DV=max(16, power_of_two(d_v)),
+        BLOCK_D=max(narrowest(), power_of_two(d)),
+        BLOCK_DV=max(narrowest(), power_of_two(d_v)),
         GROUPS=h // h_kv,
         BAND=shape is not None,
         RAW_BAND=raw_band,

@@ -22,7 +22,7 @@ from whence.kernels.fused.device.short import (
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
 from whence.kernels.fused.tables import table_sum
-from whence.kernels.fused.tiles import ceil_div, power_of_two
+from whence.kernels.fused.tiles import ceil_div, narrowest, power_of_two
 
 LONGEST = 128  # queries, keys and columns of a head
 FASTER = 64  # queries and keys up to which these kernels are faster, on an H200
@@ -341,8 +341,8 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
     return a.Kind(
         D=d,
         D_V=d_v,
-        BLOCK_D=_padded(d, 16),
-        BLOCK_DV=_padded(d_v, 16),
+        BLOCK_D=_padded(d, narrowest()),
+        BLOCK_DV=_padded(d_v, narrowest()),
         GROUPS=q.shape[1] // k.shape[1],
         BAND=call.band is not None,
         RAW_BAND=False,

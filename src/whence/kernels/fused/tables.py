@@ -13,7 +13,7 @@ from whence.kernels.fused.device.d_product import (
     table_sum_kernel,
 )
 from whence.kernels.fused.device.tile import INTERPRETED
-from whence.kernels.fused.tiles import ceil_div, power_of_two
+from whence.kernels.fused.tiles import ceil_div, narrowest, power_of_two
 
 # Programs of the kernel for the gradients of a product, four for each multiprocessor of an H200;
 # rows in one of its steps; and the most lags, or columns of a head, in one of its tiles.
@@ -94,7 +94,8 @@ def _product_gradient(
     # No block is missing at the end if the steps can be chosen so.
     steps = next((n for n in range(least, 2 * least) if blocks % n == 0), least)
     runs = ceil_div(blocks, steps)
-    lags, piece = (min(PRODUCT_SIDE, max(16, power_of_two(x))) for x in (width, d))
+    lags = min(PRODUCT_SIDE, max(16, power_of_two(width)))
+    piece = min(PRODUCT_SIDE, max(narrowest(), power_of_two(d)))
     sums = plan.empty((runs, h, width, d), torch.float32) if table_too else None
     if d_query is None and sums is None:
         return None

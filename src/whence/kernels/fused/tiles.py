@@ -314,6 +314,20 @@ def _even(heads: int, slots: int) -> int:
     return min(range(1, MOST_SHARES + 1), key=cost)
 
 
+@functools.cache
+def narrowest() -> int:
+    """The fewest columns of a head's tile.
+
+    For a Hopper GPU, ptxas 12.8, which Triton 3.6 brings, may compile a product with fewer than 64
+    columns so that it reads a register that was never set; 12.9 does not.
+    """
+    if triton.knobs.runtime.interpret or not torch.cuda.is_available():
+        return 16
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    version = tuple(int(part) for part in triton.knobs.nvidia.ptxas.version.split("."))
+    return 64 if hopper and version < (12, 9) else 16
+
+
 def ceil_div(n: int, size: int) -> int:
     """n / size, rounded up."""
     return -(-n // size)  # triton.cdiv costs ten times as much

@@ -180,28 +180,51 @@ def spread_over_keys(numbers, r, c, reach, sizes, LAST: tl.constexpr):
 
 
 @triton.jit
-def summed_by_lag(cells, dtype, r, c, reach, sizes, LAST: tl.constexpr, KIND: tl.constexpr):
+def end_sums(
+    cells, AT: tl.constexpr, found, DTYPE: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr
+):
+    """Adds the sum of each row of cells to column AT of `found` [m, lag].
+
+    This is a product with a matrix that has ones in one column; sums of rows would exchange numbers
+    between all threads. The matrix is built transposed; otherwise ptxas 12.8 reads a register that
+    is never set.
+    """
+    column = tl.arange(0, found.shape[1])[:, None] + tl.zeros([1, cells.shape[1]], dtype=tl.int32)
+    ones = tl.trans((column == AT).to(DTYPE))
+    leading, lower = in_two(cells, DTYPE)
+    if WHOLE and KIND.PRECISION != "ieee":
+        found = tl.dot(lower, ones, found)
+    return tl.dot(leading, ones, found, input_precision=KIND.PRECISION)
+
+
+@triton.jit
+def summed_by_lag(
+    cells,
+    DTYPE: tl.constexpr,
+    r,
+    c,
+    reach,
+    sizes,
+    LAST: tl.constexpr,
+    KIND: tl.constexpr,
+    WHOLE: tl.constexpr,  # cells that are summed keep the digits of float32
+):
     """The sum of the cells of each row that have the same clipped lag, [m, lag].
 
-    Of the lags between the two ends, a row has one cell each. The sums at an end are a product with
-    a matrix that has ones in one column: sums of rows would exchange numbers between all threads.
-    The matrix is built transposed; otherwise ptxas 12.8 reads a register that is never set.
+    Of the lags between the two ends, a row has one cell each.
     """
     N: tl.constexpr = cells.shape[1]
     lag = c - r - sizes.q_start
     place = tl.arange(0, KIND.LAGS)[None, :]
-    column = tl.arange(0, KIND.LAGS)[:, None] + tl.zeros([1, N], dtype=tl.int32)
     key = r + place + (sizes.q_start - reach)
     found = tl.gather(cells, tl.minimum(tl.maximum(key, 0), N - 1), 1)
     within = (key >= 0) & (key < N) & (place > 0) & (place < LAST + KIND.CAUSAL)
     found = tl.where(within, found, 0.0)
-    left = tl.where(lag <= -reach if LAST > 0 else lag == lag, cells, 0.0).to(dtype)
-    found = tl.dot(left, tl.trans((column == 0).to(dtype)), found, input_precision=KIND.PRECISION)
+    left = tl.where(lag <= -reach if LAST > 0 else lag == lag, cells, 0.0)
+    found = end_sums(left, 0, found, DTYPE, KIND, WHOLE)
     if LAST > 0 and not KIND.CAUSAL:
-        right = tl.where(lag >= reach, cells, 0.0).to(dtype)
-        found = tl.dot(
-            right, tl.trans((column == LAST).to(dtype)), found, input_precision=KIND.PRECISION
-        )
+        right = tl.where(lag >= reach, cells, 0.0)
+        found = end_sums(right, LAST, found, DTYPE, KIND, WHOLE)
     return found
 
 
@@ -294,7 +317,7 @@ def forward_block(
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if KIND.VALUES:
         masses = summed_by_lag(
-            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND)
+            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, False)
         )
         leading, lower = in_two(masses, values.dtype)
         rows = tl.dot(leading, values, rows, input_precision=KIND.PRECISION)
@@ -467,7 +490,7 @@ def block_gradients(
     d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     if KIND.VALUES:
         masses = summed_by_lag(
-            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND)
+            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, True)
         )
         d_table = table_gradient(masses, d_rows, d_table, KIND)
         d_masses = tl.dot(d_rows, tl.trans(values), input_precision=KIND.PRECISION)
@@ -482,7 +505,9 @@ def block_gradients(
         store_keys(gradients.d_k, d_k * sizes.scale, b, h, KIND.D, sizes, KIND, TILE)
     d_q = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
     if SHORT.FACTOR:
-        d_band = summed_by_lag(*(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND))
+        d_band = summed_by_lag(
+            *(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND, False)
+        )
         d_band = d_band * operands.product.scale
         d_factor = table_gradient(d_band, q_tile, d_factor, KIND)
         leading, lower = factor
