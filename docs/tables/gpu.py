@@ -47,7 +47,7 @@ FINDINGS = (  # sentences, and the bars whose values they tell; one without its 
         "Flex, best tiles, over TISA, n=16,384",
     ),
     (
-        "**On short sequences the host is the limit**: one layer called by itself takes {:.1f} "
+        "**Short sequences**: one layer called by itself takes {:.1f} "
         "times as long as FlashAttention-2 without a bias at 128 tokens, and {:.1f} times at 512.",
         "TISA, one layer, as called, over FA2 without bias, n=128",
         "TISA, one layer, as called, over FA2 without bias, n=512",

@@ -169,7 +169,11 @@ def test_explain_of_a_method_without_terms_says_so() -> None:
 
 
 def test_explain_notes_where_its_answer_rests_on_less_than_the_question() -> None:
-    assert "it reads numbers, so it was asked at length 8" in run("explain", "floater").stdout
+    on_gpu = run(
+        "explain", "floater", "--length", "4096", "--device", "cuda", "--dtype", "bfloat16"
+    )
+    assert "it reads numbers, so it was asked at length 8" in on_gpu.stdout
+    assert "->   sdpa" in on_gpu.stdout  # which is not what 8 tokens would take
     causal_only = [name for name, cls in METHODS.items() if cls.causal_only]
     assert "for causal attention only" in run("explain", causal_only[0]).stdout
     assert "note:" not in run("explain", causal_only[0], "--causal").stdout

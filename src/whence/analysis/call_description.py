@@ -86,8 +86,11 @@ def describe(
     if train and not graph:
         caveats.append(f"no {device} here, so it was judged without an autograd graph")
     with fake, torch.set_grad_enabled(graph):
+        heads: tuple[Tensor, ...] = _moved_to(said.heads, device)
+        if shape.length < length and said.bias is None and said.values is None:
+            heads = tuple(x.new_empty(batch, x.shape[1], length, x.shape[3]) for x in heads)
         explanation = explain(
-            *_moved_to(said.heads, device),
+            *heads,
             bias=_moved_to(said.bias, device),
             values=_moved_to(said.values, device),
             causal=causal,
