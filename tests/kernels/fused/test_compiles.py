@@ -1,0 +1,120 @@
+"""Triton's compiler takes the kernels; its interpreter, in which they are tested, is less strict."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from whence.methods import build
+from whence.nn import positioned_attention
+
+pytestmark = pytest.mark.compiled  # run-time shape checks change the source that Triton reads
+
+CURVES = {
+    "gaussians": [torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)],
+    "buckets": [torch.ones(4, 2), torch.zeros(9, dtype=torch.int64), None],
+    "line": [torch.ones(2), None, None],
+}
+
+
+class Hopper:
+    """A GPU to compile for, which need not be there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+class Compiling:
+    """A plan that compiles kernels and starts none."""
+
+    def __init__(self) -> None:
+        self.compiled: list[Any] = []
+
+    def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype)
+
+    def launch(
+        self, kernel: Any, grid: Any, *groups: Any, side: bool = False, **constants: Any
+    ) -> None:
+        compiled = kernel.warmup(*groups, grid=grid, enable_fp_fusion=True, **constants)
+        self.compiled.append(compiled)
+
+
+@pytest.fixture(autouse=True)
+def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("with TRITON_INTERPRET=1 nothing is compiled")
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+    from triton.runtime import driver
+
+    monkeypatch.setattr(driver, "_active", Hopper())
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_s_gradient_kernel_compiles(name: str) -> None:
+    from whence.kernels.fused.backend import CurveBand
+    from whence.kernels.fused.launch import _curve_gradient
+
+    plan: Any = Compiling()
+    curve = CurveBand(name, 4, CURVES[name])
+    extent = None if curve.tails else torch.ones(2, dtype=torch.int32)
+    d_tails = torch.ones(4, 3, 2, 5) if curve.tails else None
+    _curve_gradient(plan, curve, extent, torch.ones(1, 2, 1, 13), d_tails, False)
+    assert all("ptx" in kernel.asm for kernel in plan.compiled)
+    assert len(plan.compiled) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("spec", "n"),
+    [("tisa", 512), ("t5", 200), ("t5", 128), ("shaw:clip=16", 512), ("shaw:clip=16", 48)],
+)
+def test_every_kernel_of_a_training_call_compiles(
+    spec: str, n: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels.fused import backend
+    from whence.kernels.fused.plan import PLANS, Plan
+    from whence.kernels.fused.tiles import TABLE, TILES
+
+    names = []
+
+    def launch(
+        plan: Plan,
+        kernel: Any,
+        grid: Any,
+        *groups: Any,
+        warps: int = 4,
+        stages: int = 3,
+        registers: int | None = None,
+        fusion: bool = True,
+        side: bool = False,
+        **constants: Any,
+    ) -> None:
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
+        limit = {} if registers is None else {"maxnreg": registers}
+        found = kernel.warmup(*groups, grid=(*grid, 1, 1)[:3], **constants, **options, **limit)
+        assert "cubin" in found.asm
+        names.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(Plan, "launch", launch)
+    monkeypatch.setattr(backend, "refuse", lambda call: None)
+    method = build(spec, n_heads=2, d_head=64, causal=causal, max_length=n)
+    q, k, v = (torch.zeros(2, 2, n, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    PLANS.forget()
+    try:
+        with TILES.forced(TABLE[(9, 0)].sizes[64]):
+            out = positioned_attention(method, q, k, v, causal=causal, backend="fused")
+            out.backward(torch.zeros_like(out))
+    finally:
+        PLANS.forget()
+    assert len(names) >= 3
