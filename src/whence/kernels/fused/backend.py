@@ -534,10 +534,13 @@ def _lag_parts(
     return band, None, tails
 
 
+FARTHEST = 1 << 24  # numbers from one row to the next: kernels count within a tile in 32 bits
+
+
 def as_rows(x: Tensor) -> Tensor:
     """x with a contiguous last axis, and without a pending negation: kernels read raw memory."""
     x = x.resolve_neg()
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 and x.stride(-2) < FARTHEST else x.contiguous()
 
 
 def as_read(name: str, x: Tensor) -> Tensor:

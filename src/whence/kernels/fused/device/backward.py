@@ -45,6 +45,7 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     table_product,
     visible_cells,
+    wide,
     within,
 )
 
@@ -721,7 +722,6 @@ def summed_rows(
     """dK and dV of a block of keys after the rows of one region of one query head."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.ROWS
     PREPARED: tl.constexpr = statistics.far_lse_delta is not None and REGION != 1
-    HELD: tl.constexpr = KIND.BLOCK_D <= 64
     STRIPED: tl.constexpr = stripes is not None and REGION == 1
     d_k, d_v = sums
     head = queries.head
@@ -749,11 +749,11 @@ def summed_rows(
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         index = block + r
-        first_row = tl.zeros([], tl.int64) + block
+        first_row = wide(block)
         there = index < sizes.n_q
         q_tile = load_rows(queries.q, block, r[:, None], d, sizes.n_q, KIND.D, TILE.EVEN)
         d_tile = load_rows(
-            queries.d_out, block, r[:, None], d_value, sizes.n_q, KIND.D_V, TILE.EVEN, HELD
+            queries.d_out, block, r[:, None], d_value, sizes.n_q, KIND.D_V, TILE.EVEN
         )
         lse, delta = lse_and_delta(pairs + first_row * 2, r, there, TILE.EVEN)
         of_tile = Queries(q_tile, d_tile, lse[None, :], delta[None, :])

@@ -532,6 +532,16 @@ def store_in_place(ptr, cells, place, COUNT: tl.constexpr):
 
 
 @triton.jit
+def wide(place):
+    """The first row or key of a tile, which is not negative, in 64 bits.
+
+    Extended without a sign, a loop variable stays in 32 bits. With a sign, the compiler would count
+    it in 64, and multiply every row of the tile in 64 bits.
+    """
+    return (tl.zeros([], tl.uint32) + place).to(tl.int64)
+
+
+@triton.jit
 def load_rows(
     x,
     first,
@@ -540,18 +550,13 @@ def load_rows(
     n,
     D: tl.constexpr,
     EVEN: tl.constexpr,
-    HELD: tl.constexpr = False,
 ):
     """Rows first + r of a head as a tile, zeros beyond its edges.
 
-    HELD keeps the offsets within a tile in registers from one tile to the next, which saves work
-    where there is room.
+    Only the first row is multiplied in 64 bits, once for the whole tile.
     """
     WHOLE: tl.constexpr = d.shape[0] * d.shape[1] == D
-    if HELD:
-        place = x.ptr + (tl.zeros([], tl.int64) + first) * x.stride_n + (r * x.stride_n + d)
-    else:
-        place = x.ptr + (first + r).to(tl.int64) * x.stride_n + d
+    place = (x.ptr + wide(first) * x.stride_n) + (r * x.stride_n + d)
     if EVEN and WHOLE:
         tile = tl.load(place)
     else:
