@@ -272,6 +272,7 @@ def backward(
         stages=by_keys.stages,
         KIND=call.kind,
         TILE=key_tile,
+        BY_WARP=stripes is not None and tiling.stripe_by_warp(by_keys, q.dtype),
     )
     if stripes is not None:
         d_band = _striped_band(plan, call, stripes, key_tile)

@@ -315,17 +315,30 @@ def _even(heads: int, slots: int) -> int:
 
 
 @functools.cache
+def on_hopper() -> bool:
+    """Whether kernels are compiled for a Hopper GPU."""
+    if triton.knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] == 9
+
+
+@functools.cache
 def narrowest() -> int:
     """The fewest columns of a head's tile.
 
     For a Hopper GPU, ptxas 12.8, which Triton 3.6 brings, may compile a product with fewer than 64
     columns so that it reads a register that was never set; 12.9 does not.
     """
-    if triton.knobs.runtime.interpret or not torch.cuda.is_available():
+    if not on_hopper():
         return 16
-    hopper = torch.cuda.get_device_capability()[0] == 9
     version = tuple(int(part) for part in triton.knobs.nvidia.ptxas.version.split("."))
-    return 64 if hopper and version < (12, 9) else 16
+    return 64 if version < (12, 9) else 16
+
+
+def stripe_by_warp(tiles: Tiles, dtype: torch.dtype) -> bool:
+    """Whether tensor cores leave every 16 keys of a tile [keys, rows] in a warp of their own."""
+    whole = (tiles.warps, tiles.keys) == (4, 64) and tiles.rows >= 32
+    return on_hopper() and whole and dtype != torch.float32
 
 
 def ceil_div(n: int, size: int) -> int:

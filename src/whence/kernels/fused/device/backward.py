@@ -641,9 +641,13 @@ def key_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,  # here NEAR is a number of rows
+    BY_WARP: tl.constexpr,  # each of four warps holds one stripe of a tile, on a Hopper GPU
 ):
     """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
+    room = 0
+    if BY_WARP:
+        room = stripe_room(TILE.ROWS)
     BLOCK: tl.constexpr = TILE.KEYS
     WIDTH: tl.constexpr = KIND.BLOCK_D
     WIDTH_V: tl.constexpr = KIND.BLOCK_DV
@@ -683,10 +687,12 @@ def key_kernel(
                     statistics,
                     bias,
                     gradients.stripes,
+                    room,
                     rows,
                     sizes,
                     KIND,
                     TILE,
+                    BY_WARP,
                     2 - STEP,
                 )
     d_k *= sizes.scale
@@ -713,10 +719,12 @@ def summed_rows(
     statistics,
     bias,
     stripes,
+    room,
     rows,
     sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
+    BY_WARP: tl.constexpr,
     REGION: tl.constexpr,  # where these keys lie as seen from the rows
 ):
     """dK and dV of a block of keys after the rows of one region of one query head."""
@@ -744,9 +752,14 @@ def summed_rows(
         length = stripe_length(sizes, TILE)
         stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
         of_head = bh * tl.num_programs(0) * STRIPES * length
-        diagonals = stripes + of_head + (stripe * length + r[None, :])
-        unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
+        if BY_WARP:
+            first_sums = stripes + of_head + (keys.first // STRIPE) * length + (TILE.ROWS - HALF)
+            last_even = tl.zeros([STRIPES, HALF, HALF // 2, 1], dtype=tl.float32)
+            last_odd = last_even
+        else:
+            diagonals = stripes + of_head + (stripe * length + r[None, :])
+            unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         index = block + r
         first_row = wide(block)
@@ -806,14 +819,22 @@ def summed_rows(
         d_v = tl.dot(dropped.to(d_tile.dtype), d_tile, d_v, input_precision=KIND.PRECISION)
         d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
         if STRIPED:  # a diagonal of a stripe that starts in one tile ends in the next
-            own, earlier, last_rows = stripe_sums(d_logits, last_rows)
-            tl.store(diagonals + block, unfinished + earlier)
-            unfinished = own
+            if BY_WARP:
+                last_rows, last_even, last_odd = store_stripes(
+                    first_sums + block, length, room, d_logits, last_rows, last_even, last_odd
+                )
+            else:
+                own, earlier, last_rows = stripe_sums(d_logits, last_rows)
+                tl.store(diagonals + block, unfinished + earlier)
+                unfinished = own
     if STRIPED:
         nothing = tl.zeros([STRIPES * STRIPE, BLOCK], dtype=tl.float32)
-        own, earlier, last_rows = stripe_sums(nothing, last_rows)
-        tl.store(diagonals + stop, unfinished + earlier)
-        tl.store(diagonals + (stop + BLOCK), own)
+        if BY_WARP:
+            store_stripes(first_sums + stop, length, room, nothing, last_rows, last_even, last_odd)
+        else:
+            own, earlier, last_rows = stripe_sums(nothing, last_rows)
+            tl.store(diagonals + stop, unfinished + earlier)
+            tl.store(diagonals + (stop + BLOCK), own)
     return KeySums(d_k, d_v)
 
 
@@ -865,24 +886,127 @@ def stripe_place(diagonal, TILE: tl.constexpr):
     return diagonal + (TILE.ROWS + HALF)
 
 
+@triton.constexpr_function
+def stripe_pitch(rows):
+    """Numbers from one key's row to the next in a warp's shared memory: HALF of the tile before.
+
+    It is 8 more than a multiple of 32, so that a warp's stores of two numbers meet no bank twice.
+    """
+    return rows + 8
+
+
+@triton.constexpr_function
+def reserve_room(rows):
+    """Instructions that reserve shared memory for the stripes of four warps; $0 is its address."""
+    bytes = 4 * 8 * stripe_pitch(rows) * 4
+    return f"{{ .shared .align 16 .b8 stripes[{bytes}]; mov.u32 $0, stripes; }}"
+
+
+@triton.jit
+def stripe_room(ROWS: tl.constexpr):
+    """The address of shared memory for store_stripes."""
+    return tl.inline_asm_elementwise(
+        *(reserve_room(ROWS), "=r,r", [0]), dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.constexpr_function
+def collect_stripe(rows):
+    """Instructions by which a warp adds up the diagonals of its stripe and stores the sums.
+
+    $1 is the address of all stripes' room, $2 that of the first stripe's sums, and $3 the length of
+    a stripe's sums. Lane l adds up the diagonals l, l + 32, ... of the rows.
+    """
+    pitch = stripe_pitch(rows)
+    counts = range(rows // 32)
+    names = ", ".join(f"sum{i}" for i in counts)
+    lines = [
+        f".reg .f32 x, {names}; .reg .u32 lane, warp, at; .reg .u64 to;",
+        "mov.u32 at, %tid.x; and.b32 lane, at, 31; shr.u32 warp, at, 5;",
+        f"shl.b32 at, lane, 2; mad.lo.u32 at, warp, {8 * pitch * 4}, at; add.u32 at, at, $1;",
+        "mad.lo.u32 lane, warp, $3, lane; mad.wide.u32 to, lane, 4, $2;",
+        "bar.warp.sync 0xffffffff;",
+    ]
+    for i in counts:
+        lines.append(f"ld.shared.f32 sum{i}, [at+{128 * i}];")
+        for key in range(1, 8):
+            place = 4 * key * (pitch + 1) + 128 * i
+            lines.append(f"ld.shared.f32 x, [at+{place}]; add.f32 sum{i}, sum{i}, x;")
+    lines += [f"st.global.f32 [to+{128 * i}], sum{i};" for i in counts]
+    return "{ " + " ".join(lines) + " bar.warp.sync 0xffffffff; mov.u32 $0, 0; }"
+
+
+@triton.jit
+def store_pairs(at, even, odd):
+    """Stores two numbers side by side in shared memory, at each of these addresses."""
+    tl.inline_asm_elementwise(
+        *("st.shared.v2.f32 [$1], {$2, $3}; mov.u32 $0, 0;", "=r,r,f,f", [at, even, odd]),
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def store_stripes(sums, length, room, d_logits, last_rows, last_even, last_odd):
+    """Stores the diagonals of a tile [keys, rows] of dS, summed within each stripe, at `sums`.
+
+    Each warp has a stripe, and a room of its own in shared memory, [HALF, rows]: no other warp has
+    to be waited for. As in stripe_sums, pairs of keys are added first.
+    """
+    KEYS: tl.constexpr = d_logits.shape[0]
+    ROWS: tl.constexpr = d_logits.shape[1]
+    STRIPES: tl.constexpr = KEYS // STRIPE
+    PITCH: tl.constexpr = stripe_pitch(ROWS)
+    pairs, last_rows = paired(d_logits, last_rows)
+    halves = tl.reshape(pairs, [STRIPES, HALF, HALF // 2, 2, ROWS // HALF])
+    even, odd = tl.split(tl.permute(halves, [0, 1, 2, 4, 3]))
+    key = tl.arange(0, STRIPES * HALF)
+    at = tl.reshape(key, [STRIPES, HALF, 1, 1]) * PITCH
+    at = at + tl.reshape(tl.arange(0, HALF // 2) * 2, [1, 1, HALF // 2, 1])
+    at = room + at * 4
+    store_pairs(at, last_even, last_odd)
+    step = tl.reshape(tl.arange(0, ROWS // HALF) * HALF + HALF, [1, 1, 1, ROWS // HALF])
+    store_pairs(at + step * 4, even, odd)
+    tl.inline_asm_elementwise(
+        *(collect_stripe(ROWS), "=r,r,l,r", [room, sums.to(tl.int64), length]),
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    _, last_even = delayed(even, last_even)
+    _, last_odd = delayed(odd, last_odd)
+    return last_rows, last_even, last_odd
+
+
+@triton.jit
+def paired(d_logits, last_rows):
+    """The sums of a thread's two keys on each diagonal, [stripes, key, row % HALF, row // HALF].
+
+    On one diagonal, the rows of the lower key are HALF before those of the upper one, so the lower
+    key's rows are delayed by so many: `last_rows` are those of the tile before, and those of this
+    tile are returned for the next.
+    """
+    ROWS: tl.constexpr = d_logits.shape[1]
+    STRIPES: tl.constexpr = d_logits.shape[0] // STRIPE
+    cells = tl.reshape(d_logits, [STRIPES, 2, HALF, ROWS // HALF, HALF])
+    lower, upper = tl.split(tl.permute(cells, [0, 2, 4, 3, 1]))
+    lower, last_rows = delayed(lower, last_rows)
+    return lower + upper, last_rows
+
+
 @triton.jit
 def stripe_sums(d_logits, last_rows):
     """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
 
-    The two keys of a thread are added first. On one diagonal, the rows of the lower key are HALF
-    before those of the upper one, so the lower key's rows are delayed by so many: `last_rows` are
-    those of the tile before, and those of this tile are returned for the next.
-
-    Then the row of key c = 0..7 is rotated by c places. At t the first result holds the cells with
+    The two keys of a thread are added first (paired). Then the row of key c = 0..7 is rotated by c places. At t the first result holds the cells with
     r - c = t, the second those with r - c = t - ROWS, whose diagonals started in the tile before.
     """
     KEYS: tl.constexpr = d_logits.shape[0]
     ROWS: tl.constexpr = d_logits.shape[1]
     STRIPES: tl.constexpr = KEYS // STRIPE
-    cells = tl.reshape(d_logits, [STRIPES, 2, HALF, ROWS // HALF, HALF])
-    lower, upper = tl.split(tl.permute(cells, [0, 2, 4, 3, 1]))
-    lower, last_rows = delayed(lower, last_rows)
-    pairs = tl.reshape(tl.permute(lower + upper, [0, 1, 3, 2]), [STRIPES * HALF * ROWS])
+    pairs, last_rows = paired(d_logits, last_rows)
+    pairs = tl.reshape(tl.permute(pairs, [0, 1, 3, 2]), [STRIPES * HALF * ROWS])
     # The cells are gathered as one row, [key, stripe, t], of which a thread gets all keys.
     place = tl.arange(0, HALF * STRIPES * ROWS)
     c = place // (STRIPES * ROWS)
