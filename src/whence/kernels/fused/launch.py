@@ -54,6 +54,7 @@ MOST_REGISTERS = 168
 # The same for a causal forward kernel without far tiles, which then does not spill: four programs.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
+STRIPE_LAGS = 16  # of a program that sums stripes: few, so that there are many programs
 
 
 class _Call(NamedTuple):
@@ -197,14 +198,14 @@ def backward(
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = a.rows_of(d_out)
-    tile_kind = call.tile_kind._replace(tail_sums=tail_sums)
+    few_tokens = max(n_q, n_k) <= STRIPED and far is None
+    shared = call.band_shape is not None and wanted.band and d_band is None
+    tile_kind = call.tile_kind._replace(tail_sums=tail_sums, striped=shared and few_tokens)
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
     if tail_sums:
         parts = n_q if call.kind.PER_ROW else ceil_div(n_q, by_rows.rows)
         d_tails = plan.empty((4, b, h, parts), torch.float32)
-    few_tokens = max(n_q, n_k) <= STRIPED and far is None
-    shared = call.band_shape is not None and wanted.band and d_band is None
     if tail_sums and shared and few_tokens and curve is not None and not numbers.slopes:
         grain = max(by_rows.rows, by_rows.keys, by_keys.rows, by_keys.keys)
         if grain <= MARGIN // 2 and inputs.table is None:
@@ -341,7 +342,7 @@ def _all_near(
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     """MOST_REGISTERS for the kernels that it was measured to speed up, else None."""
     kind = call.kind
-    wanted = (kind.VALUES and kind.PER_ROW) or (kind.GRAIN > 0 and not kind.CAUSAL)
+    wanted = (kind.VALUES and kind.PER_ROW) or kind.GRAIN > 0
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
     return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
 
@@ -577,19 +578,17 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
     (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
     beyond = 2 * max(call.kind.GRAIN - 1, 0)
     width = 2 * (call.sizes.reach + beyond) + 1
-    busy = ceil_div(width, 32) * batches * h >= BUSY
-    lags = 32 if busy else 16
     d_band = plan.empty((batches, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,
-        (ceil_div(width, lags), batches * h),
+        (ceil_div(width, STRIPE_LAGS), batches * h),
         *(stripes, d_band, call.bias, beyond, n_batch // batches, count),
         *a.scalars(call.sizes),
-        warps=4 if busy else 8,
+        warps=8,
         KIND=call.kind,
         TILE=tile,
-        LAGS=lags,
-        STRIPES=16 if busy else 32,
+        LAGS=STRIPE_LAGS,
+        STRIPES=32,
         BATCHES=8,
     )
     return d_band

@@ -223,6 +223,7 @@ class TileKind(NamedTuple):
     sloped: bool
     own_band: bool = False  # every row has a band of its own
     tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
+    striped: bool = False  # the key kernel also sums the diagonals of a shared band
 
 
 def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
@@ -248,7 +249,8 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
         tiles = tiles._replace(rows=min(tiles.rows, 64))
     if kind.n <= SHORT and kind.d <= 64:
         tiles = _at_most(tiles, 64, 32)
-    small = kind.d <= 64 and (kind.tail_sums or kind.near_alone)
+    tail_sums = kind.tail_sums and not (kind.striped and kind.causal)
+    small = kind.d <= 64 and (tail_sums or kind.near_alone)
     return tiles, min(tiles.keys, NEAR) if small else tiles.keys
 
 
@@ -256,7 +258,8 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and rows a near step."""
     # A shared band's diagonals are summed in near and far tiles alike: no far tiles of more rows.
     unequal = kind.own_band and not kind.near_alone
-    if (kind.by_row and not unequal) or (kind.n <= SHORT and not kind.near_alone):
+    few_rows = kind.n <= SHORT and not (kind.near_alone or (kind.striped and kind.causal))
+    if (kind.by_row and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
     if kind.near_alone and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)

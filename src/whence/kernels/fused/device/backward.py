@@ -37,6 +37,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     reach_of,
+    read_by_now,
     region_of,
     row_numbers,
     row_range,
@@ -97,6 +98,13 @@ def tile_gradient(
     PREPARED: tl.constexpr,  # lse and delta include what a row adds on the far side already
 ):
     """Weights and dS of one tile."""
+    row = place.first_row + place.r
+    col = place.first_key + place.c
+    there = row < sizes.n_q
+    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
+    if NEAR_BAND:
+        # Read ahead of the products, so that the weights can be computed beside the second one.
+        bias = read_by_now(near_bias(head, place, there, sizes, KIND, EVEN, False))
     if BY_KEYS:
         logits = tl.dot(k, tl.trans(queries.q), input_precision=KIND.PRECISION)
         logits = logits * (sizes.scale * LOG2E)
@@ -105,16 +113,12 @@ def tile_gradient(
         logits = tl.dot(queries.q, tl.trans(k), input_precision=KIND.PRECISION)
         logits = logits * (sizes.scale * LOG2E)
         d_weights = tl.dot(queries.d_out, tl.trans(v), input_precision=KIND.PRECISION)
-    row = place.first_row + place.r
-    col = place.first_key + place.c
     lse = queries.lse
     delta = queries.delta
-    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
     LEFT_EDGE: tl.constexpr = masked_left(KIND, REGION)
     RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
-    there = row < sizes.n_q
     if NEAR_BAND:
-        logits += near_bias(head, place, there, sizes, KIND, EVEN, False)
+        logits += bias
     if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
@@ -754,7 +758,10 @@ def summed_rows(
         of_head = bh * tl.num_programs(0) * STRIPES * length
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
         if BY_WARP:
-            first_sums = stripes + of_head + (keys.first // STRIPE) * length + (TILE.ROWS - HALF)
+            lane, warp = thread_number() % 32, thread_number() // 32
+            lane_room = room + (warp * (HALF * stripe_pitch(BLOCK)) + lane) * 4
+            lane_sums = stripes + of_head + (keys.first // STRIPE + warp) * length
+            lane_sums += (BLOCK - HALF) + lane
             last_even = tl.zeros([STRIPES, HALF, HALF // 2, 1], dtype=tl.float32)
             last_odd = last_even
         else:
@@ -821,7 +828,8 @@ def summed_rows(
         if STRIPED:  # a diagonal of a stripe that starts in one tile ends in the next
             if BY_WARP:
                 last_rows, last_even, last_odd = store_stripes(
-                    first_sums + block, length, room, d_logits, last_rows, last_even, last_odd
+                    *(lane_sums + first_row, room, lane_room, d_logits),
+                    *(last_rows, last_even, last_odd),
                 )
             else:
                 own, earlier, last_rows = stripe_sums(d_logits, last_rows)
@@ -830,7 +838,9 @@ def summed_rows(
     if STRIPED:
         nothing = tl.zeros([STRIPES * STRIPE, BLOCK], dtype=tl.float32)
         if BY_WARP:
-            store_stripes(first_sums + stop, length, room, nothing, last_rows, last_even, last_odd)
+            store_stripes(
+                *(lane_sums + stop, room, lane_room, nothing, last_rows, last_even, last_odd)
+            )
         else:
             own, earlier, last_rows = stripe_sums(nothing, last_rows)
             tl.store(diagonals + stop, unfinished + earlier)
@@ -898,15 +908,23 @@ def stripe_pitch(rows):
 @triton.constexpr_function
 def reserve_room(rows):
     """Instructions that reserve shared memory for the stripes of four warps; $0 is its address."""
-    bytes = 4 * 8 * stripe_pitch(rows) * 4
+    bytes = 4 * 32 * stripe_pitch(rows)
     return f"{{ .shared .align 16 .b8 stripes[{bytes}]; mov.u32 $0, stripes; }}"
 
 
 @triton.jit
 def stripe_room(ROWS: tl.constexpr):
-    """The address of shared memory for store_stripes."""
+    """The address of shared memory for the stripes of all warps."""
     return tl.inline_asm_elementwise(
         *(reserve_room(ROWS), "=r,r", [0]), dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def thread_number():
+    """The number of this thread. To Triton it is a scalar: it may be used in assembly alone."""
+    return tl.inline_asm_elementwise(
+        *("mov.u32 $0, %tid.x;", "=r,r", [0]), dtype=tl.int32, is_pure=True, pack=1
     )
 
 
@@ -914,25 +932,17 @@ def stripe_room(ROWS: tl.constexpr):
 def collect_stripe(rows):
     """Instructions by which a warp adds up the diagonals of its stripe and stores the sums.
 
-    $1 is the address of all stripes' room, $2 that of the first stripe's sums, and $3 the length of
-    a stripe's sums. Lane l adds up the diagonals l, l + 32, ... of the rows.
+    $1 is the address at which the warp's room begins, and $2 that of its sums, each moved on by a
+    number for every lane. Lane l adds up the diagonals l, l + 32, ... of the rows.
     """
-    pitch = stripe_pitch(rows)
-    counts = range(rows // 32)
-    names = ", ".join(f"sum{i}" for i in counts)
-    lines = [
-        f".reg .f32 x, {names}; .reg .u32 lane, warp, at; .reg .u64 to;",
-        "mov.u32 at, %tid.x; and.b32 lane, at, 31; shr.u32 warp, at, 5;",
-        f"shl.b32 at, lane, 2; mad.lo.u32 at, warp, {8 * pitch * 4}, at; add.u32 at, at, $1;",
-        "mad.lo.u32 lane, warp, $3, lane; mad.wide.u32 to, lane, 4, $2;",
-        "bar.warp.sync 0xffffffff;",
-    ]
+    pitch, counts = stripe_pitch(rows), range(rows // 32)
+    lines = [".reg .f32 x;", *(f".reg .f32 sum{i};" for i in counts), "bar.warp.sync 0xffffffff;"]
     for i in counts:
-        lines.append(f"ld.shared.f32 sum{i}, [at+{128 * i}];")
+        lines.append(f"ld.shared.f32 sum{i}, [$1+{128 * i}];")
         for key in range(1, 8):
             place = 4 * key * (pitch + 1) + 128 * i
-            lines.append(f"ld.shared.f32 x, [at+{place}]; add.f32 sum{i}, sum{i}, x;")
-    lines += [f"st.global.f32 [to+{128 * i}], sum{i};" for i in counts]
+            lines.append(f"ld.shared.f32 x, [$1+{place}]; add.f32 sum{i}, sum{i}, x;")
+    lines += [f"st.global.f32 [$2+{128 * i}], sum{i};" for i in counts]
     return "{ " + " ".join(lines) + " bar.warp.sync 0xffffffff; mov.u32 $0, 0; }"
 
 
@@ -948,11 +958,13 @@ def store_pairs(at, even, odd):
 
 
 @triton.jit
-def store_stripes(sums, length, room, d_logits, last_rows, last_even, last_odd):
-    """Stores the diagonals of a tile [keys, rows] of dS, summed within each stripe, at `sums`.
+def store_stripes(lane_sums, room, lane_room, d_logits, last_rows, last_even, last_odd):
+    """Stores the diagonals of a tile [keys, rows] of dS, summed within each stripe, at `lane_sums`.
 
-    Each warp has a stripe, and a room of its own in shared memory, [HALF, rows]: no other warp has
-    to be waited for. As in stripe_sums, pairs of keys are added first.
+    Each warp has a stripe, and a room of its own in shared memory, [key, HALF + rows]: no other
+    warp has to be waited for. As in stripe_sums, pairs of keys are added first, and so HALF keys
+    are left. In each one's row the last HALF numbers of the tile before come first. Then a diagonal
+    is a line through the room, one number to the right a key.
     """
     KEYS: tl.constexpr = d_logits.shape[0]
     ROWS: tl.constexpr = d_logits.shape[1]
@@ -969,7 +981,7 @@ def store_stripes(sums, length, room, d_logits, last_rows, last_even, last_odd):
     step = tl.reshape(tl.arange(0, ROWS // HALF) * HALF + HALF, [1, 1, 1, ROWS // HALF])
     store_pairs(at + step * 4, even, odd)
     tl.inline_asm_elementwise(
-        *(collect_stripe(ROWS), "=r,r,l,r", [room, sums.to(tl.int64), length]),
+        *(collect_stripe(ROWS), "=r,r,l", [lane_room, lane_sums.to(tl.int64)]),
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -999,8 +1011,9 @@ def paired(d_logits, last_rows):
 def stripe_sums(d_logits, last_rows):
     """The diagonals of a tile [keys, rows] of dS, summed within each stripe: two [stripes, rows].
 
-    The two keys of a thread are added first (paired). Then the row of key c = 0..7 is rotated by c places. At t the first result holds the cells with
-    r - c = t, the second those with r - c = t - ROWS, whose diagonals started in the tile before.
+    The two keys of a thread are added first (paired). Then the row of key c = 0..7 is rotated by c
+    places. At t the first result holds the cells with r - c = t, the second those with
+    r - c = t - ROWS, whose diagonals started in the tile before.
     """
     KEYS: tl.constexpr = d_logits.shape[0]
     ROWS: tl.constexpr = d_logits.shape[1]

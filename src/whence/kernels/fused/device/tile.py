@@ -169,7 +169,7 @@ def head_of(bias, visible, seed, b, h, sizes, KIND: tl.constexpr):
 def head_from(head, first_row, rows, tails, sizes, KIND: tl.constexpr, BY_KEYS: tl.constexpr):
     """A head for the rows [m] from first_row on; their tails broadcast to the tile already."""
     band = head.band
-    if KIND.BAND:
+    if KIND.BAND and KIND.PER_ROW:
         band += first_row * head.band_q
     q_segment = rows
     if KIND.SEGMENTS:
@@ -501,6 +501,20 @@ def read_in_place(ptr, OWN: tl.constexpr):
             dtype=tl.float32,
             is_pure=not OWN,
             pack=1,
+        )
+    return cells
+
+
+@triton.jit
+def read_by_now(cells):
+    """The same cells. What they are read from is read before the next product is started.
+
+    A product is never moved past this instruction, which does nothing; read_in_place alone would be
+    moved to where its result is first used.
+    """
+    if not INTERPRETED:
+        cells = tl.inline_asm_elementwise(
+            *("mov.f32 $0, $1;", "=f,f", [cells]), dtype=tl.float32, is_pure=False, pack=1
         )
     return cells
 
