@@ -202,8 +202,10 @@ def query_kernel(
     In exact arithmetic dS sums to zero over each row. But delta is computed from the output, for
     which forward multiplied rounded weights with the values, so that it differs slightly from the
     sum over the exact weights, and dS sums to a small number instead. A sum over many rows, a tail
-    that holds most of a row, or the distances of a slope would magnify it. BALANCED adds it
-    to delta for the kernels that follow. TWICE finds it in a first pass over the keys, so that the
+    that holds most of a row, or the distances of a slope would magnify it; and in the gradient of a
+    wide Gaussian, of which most of a row's weights see the same height, dS cancels but for it.
+    BALANCED adds it to delta for the kernels that follow. What keys elsewhere add to the sum is
+    known from their output (with_far). TWICE finds it in a first pass over the keys, so that the
     gradients of this kernel are corrected too; it is used for few rows, where that costs little.
     """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
@@ -297,7 +299,7 @@ def query_kernel(
                     REGION,
                 )
         sums = whole_sums(sums)
-        if KIND.FAR and TAIL_SUMS:
+        if KIND.FAR and BALANCED:
             parts = far_state(far, b, h, index, tails, sizes, KIND)
             sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
     if BALANCED:
@@ -406,7 +408,7 @@ def whole_sums(sums):
 
 @triton.jit
 def with_far(sums, far, d_out, lse, delta, d_left_mass, d_right_mass, KIND: tl.constexpr):
-    """The sums of the tails with the far keys, from the far keys' outputs and log-sum-exps."""
+    """The sums of rows and tails with the far keys, from their outputs and log-sum-exps."""
     left_mass = tl.exp2(far.lse_left - lse)
     d_end = tl.sum(far.out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
     d_left = left_mass * d_end
