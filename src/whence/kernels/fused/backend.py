@@ -106,7 +106,7 @@ class Far(NamedTuple):
     """
 
     start: int
-    left: Any  # None if only the gradients are wanted
+    left: Any
     left_lse: Any
     right: Any = None
     right_lse: Any = None

@@ -210,14 +210,17 @@ def backward(
         grain = max(by_rows.rows, by_rows.keys, by_keys.rows, by_keys.keys)
         if grain <= MARGIN // 2 and inputs.table is None:
             call = call._replace(kind=call.kind._replace(GRAIN=grain))
-    # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
-    # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
-    # have no rounding errors, so the error of delta is the only one left and shows. In a window of
-    # few keys dS is small, in one of a single key it is 0. In float32 other errors are as small.
+    # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys our
+    # tiles are few, so it costs next to nothing where a band learns. In one pass it takes an
+    # addition in every cell. With a scale of 0 the logits have no rounding errors, so the error of
+    # delta is the only one left and shows. In a window of few keys dS is small, in one of a single
+    # key it is 0. In float32 other errors are as small.
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
-    balanced = ends or tail_sums or (far is None and (inputs.table is not None or delicate))
+    balanced = ends or tail_sums or (far is not None and wanted.band)
+    if far is None:
+        balanced = balanced or inputs.table is not None or delicate
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING, QueryGradients, Rows
-from whence.kernels.fused.device.forward import far_state
+from whence.kernels.fused.device.forward import far_lse
 from whence.kernels.fused.device.tile import (
     LOG2E,
     RESIDUAL_SCALE,
@@ -171,6 +171,15 @@ class RowSums(NamedTuple):
     right_distance: Any
 
 
+class FarRows(NamedTuple):
+    """Of the far keys of both sides, for every row: out . d_out, and log-sum-exp in base 2."""
+
+    d_left: Any
+    lse_left: Any
+    d_right: Any
+    lse_right: Any
+
+
 @triton.jit(do_not_specialize=[*VARYING])
 def query_kernel(
     q,
@@ -206,8 +215,10 @@ def query_kernel(
     In exact arithmetic dS sums to zero over each row. But delta is computed from the output, for
     which forward multiplied rounded weights with the values, so that it differs slightly from the
     sum over the exact weights, and dS sums to a small number instead. A sum over many rows, a tail
-    that holds most of a row, or the distances of a slope would magnify it. BALANCED adds it
-    to delta for the kernels that follow. TWICE finds it in a first pass over the keys, so that the
+    that holds most of a row, or the distances of a slope would magnify it; and in the gradient of a
+    wide Gaussian, of which most of a row's weights see the same height, dS cancels but for it.
+    BALANCED adds it to delta for the kernels that follow. What keys elsewhere add to the sum is
+    known from their output (with_far). TWICE finds it in a first pass over the keys, so that the
     gradients of this kernel are corrected too; it is used for few rows, where that costs little.
     """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
@@ -301,9 +312,9 @@ def query_kernel(
                     REGION,
                 )
         sums = whole_sums(sums)
-        if KIND.FAR and TAIL_SUMS:
-            parts = far_state(far, b, h, index, tails, sizes, KIND)
-            sums = with_far(sums, parts, d_tile, lse, delta, d_left_mass, d_right_mass, KIND)
+        if KIND.FAR and BALANCED:
+            elsewhere = far_rows(far, d_rows, b, h, index, there, tails, sizes, KIND)
+            sums = with_far(sums, elsewhere, lse, delta, d_left_mass, d_right_mass, KIND)
     if BALANCED:
         tl.store(pair + 1, delta + sums.imbalance, mask=there)
         if statistics.far_lse_delta is not None and not KIND.VALUES:
@@ -409,17 +420,42 @@ def whole_sums(sums):
 
 
 @triton.jit
-def with_far(sums, far, d_out, lse, delta, d_left_mass, d_right_mass, KIND: tl.constexpr):
-    """The sums of the tails with the far keys, from the far keys' outputs and log-sum-exps."""
+def far_rows(far, d_out, b, h, rows, there, tails, sizes, KIND: tl.constexpr):
+    """What with_far needs of the far keys.
+
+    The columns are taken in pieces, and d_out is loaded again: with whole tiles beside d_q a thread
+    would need more registers than in the loop over the keys, and fewer programs would run at once.
+    """
+    PIECE: tl.constexpr = 16
+    m = sizes.n_q - sizes.far_start
+    of_left = rows - sizes.far_start
+    of_right = m - 1 - rows
+    n_heads = sizes.n_heads
+    d_left = tl.zeros(rows.shape, dtype=tl.float32)
+    d_right = tl.zeros(rows.shape, dtype=tl.float32)
+    for start in tl.range(0, KIND.BLOCK_DV, PIECE, num_stages=1):
+        d = start + tl.arange(0, PIECE)
+        on = there[:, None] & (d < KIND.D_V)[None, :]
+        whole = tl.load(d_out + d[None, :], mask=on, other=0.0).to(tl.float32)
+        out = load_far(far.left.out, b, h, of_left, m, n_heads, d, KIND.D_V, KIND.TOKENS)
+        d_left += tl.sum(out * whole, 1)
+        if not KIND.CAUSAL:
+            out = load_far(far.right.out, b, h, of_right, m, n_heads, d, KIND.D_V, KIND.TOKENS)
+            d_right += tl.sum(out * whole, 1)
+    lse_left, lse_right = far_lse(far, b, h, rows, tails, sizes, KIND)
+    return FarRows(d_left, lse_left, d_right, lse_right)
+
+
+@triton.jit
+def with_far(sums, far, lse, delta, d_left_mass, d_right_mass, KIND: tl.constexpr):
+    """The sums of rows and tails with the far keys, from their outputs and log-sum-exps."""
     left_mass = tl.exp2(far.lse_left - lse)
-    d_end = tl.sum(far.out_left * d_out.to(tl.float32), 1) - delta + d_left_mass
-    d_left = left_mass * d_end
+    d_left = left_mass * (far.d_left - delta + d_left_mass)
     right_mass = tl.zeros_like(left_mass)
     d_right = tl.zeros_like(d_left)
     if not KIND.CAUSAL:
         right_mass = tl.exp2(far.lse_right - lse)
-        d_end = tl.sum(far.out_right * d_out.to(tl.float32), 1) - delta + d_right_mass
-        d_right = right_mass * d_end
+        d_right = right_mass * (far.d_right - delta + d_right_mass)
     return RowSums(
         sums.d_q,
         sums.d_left + d_left,

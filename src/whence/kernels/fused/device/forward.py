@@ -287,22 +287,33 @@ def far_state(far, b, h, rows, tails, sizes, KIND: tl.constexpr):
     m = sizes.n_q - sizes.far_start
     d_v = tl.arange(0, KIND.BLOCK_DV)
     index = rows - sizes.far_start
-    lse_row = (b * sizes.n_heads + h) * m
     out_left = load_far(far.left.out, b, h, index, m, sizes.n_heads, d_v, KIND.D_V, KIND.TOKENS)
-    there = (index >= 0) & (index < m)
-    lse_left = tl.load(far.left.lse + lse_row + index, mask=there, other=float("-inf"))
-    lse_left = lse_left * LOG2E + tails.left
     out_right = out_left * 0.0
-    lse_right = tl.full(lse_left.shape, float("-inf"), dtype=tl.float32)
     if not KIND.CAUSAL:
         index = m - 1 - rows
         out_right = load_far(
             far.right.out, b, h, index, m, sizes.n_heads, d_v, KIND.D_V, KIND.TOKENS
         )
-        there = (index >= 0) & (index < m)
-        lse_right = tl.load(far.right.lse + lse_row + index, mask=there, other=float("-inf"))
-        lse_right = lse_right * LOG2E + tails.right
+    lse_left, lse_right = far_lse(far, b, h, rows, tails, sizes, KIND)
     return FarState(out_left, lse_left, out_right, lse_right)
+
+
+@triton.jit
+def far_lse(far, b, h, rows, tails, sizes, KIND: tl.constexpr):
+    """The log-sum-exps of both sides in base 2, with the tails; -inf for rows without far keys."""
+    m = sizes.n_q - sizes.far_start
+    lse_row = (b * sizes.n_heads + h) * m
+    index = rows - sizes.far_start
+    there = (index >= 0) & (index < m)
+    left = tl.load(far.left.lse + lse_row + index, mask=there, other=float("-inf"))
+    left = left * LOG2E + tails.left
+    right = tl.full(left.shape, float("-inf"), dtype=tl.float32)
+    if not KIND.CAUSAL:
+        index = m - 1 - rows
+        there = (index >= 0) & (index < m)
+        right = tl.load(far.right.lse + lse_row + index, mask=there, other=float("-inf"))
+        right = right * LOG2E + tails.right
+    return left, right
 
 
 @triton.jit
