@@ -82,7 +82,7 @@ def test_a_curve_s_gradient_kernel_compiles(name: str) -> None:
 def test_every_kernel_of_a_training_call_compiles(
     spec: str, n: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whence.kernels.fused import backend
+    from whence.kernels.fused import backend, tiles
     from whence.kernels.fused.plan import PLANS, Plan
     from whence.kernels.fused.tiles import TABLE, TILES
 
@@ -108,13 +108,16 @@ def test_every_kernel_of_a_training_call_compiles(
 
     monkeypatch.setattr(Plan, "launch", launch)
     monkeypatch.setattr(backend, "refuse", lambda call: None)
+    monkeypatch.setattr(tiles, "on_hopper", lambda: True)
     method = build(spec, n_heads=2, d_head=64, causal=causal, max_length=n)
     q, k, v = (torch.zeros(2, 2, n, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     PLANS.forget()
+    tiles.narrowest.cache_clear()
     try:
         with TILES.forced(TABLE[(9, 0)].sizes[64]):
             out = positioned_attention(method, q, k, v, causal=causal, backend="fused")
             out.backward(torch.zeros_like(out))
     finally:
         PLANS.forget()
+        tiles.narrowest.cache_clear()
     assert len(names) >= 3
