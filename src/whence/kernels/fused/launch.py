@@ -212,11 +212,16 @@ def backward(
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys, the
     # sum of a whole row is known only if the tails have gradients. With a scale of 0 the logits
     # have no rounding errors, so the error of delta is the only one left and shows. In a window of
-    # few keys dS is small, in one of a single key it is 0. In float32 other errors are as small.
+    # few keys dS is small. In float32 other errors are as small. Where a row sees a single key, dS
+    # is 0 and whatever the error of delta leaves is wrong: there the query kernel's own gradients
+    # are balanced too, which costs little, for a row has few tiles.
+    alone = n_k == 1 or (numbers.before == 0 and numbers.after == 0)
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
-    balanced = ends or tail_sums or (far is None and (inputs.table is not None or delicate))
+    balanced = ends or tail_sums
+    if far is None:
+        balanced = balanced or inputs.table is not None or delicate or alone
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
@@ -240,7 +245,7 @@ def backward(
             _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys),
         ),
         BALANCED=balanced,
-        TWICE=balanced and n_q <= FEW_ROWS,
+        TWICE=balanced and (n_q <= FEW_ROWS or alone),
         D_LAST=d_last if ends else 0,
         ENDS=ends,
         KEY_ROWS=by_keys.rows,

@@ -25,7 +25,8 @@ import triton.language as tl
 from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     LOG2E,
-    dropout_factor,
+    after_dropout,
+    dropout_keeps,
     in_two,
     packed_row,
     product_in_parts,
@@ -312,7 +313,7 @@ def forward_block(
     weights, total = exponentials(q_tile, k_tile, factor, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
         seed = tl.load(operands.seed) + (b * sizes.n_heads + h)
-        weights = tl.where(dropout_factor(seed, r, c, sizes.dropout) > 0.0, weights, 0.0)
+        weights = tl.where(dropout_keeps(seed, r, c, sizes.dropout), weights, 0.0)
         total = total * (1.0 - sizes.dropout)  # see `attended` in forward.py
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if KIND.VALUES:
@@ -479,11 +480,11 @@ def block_gradients(
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
     weights, total = exponentials(q_tile, k_tile, factor, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
-        keep = dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
+        kept = dropout_keeps(tl.load(operands.seed) + bh, r, c, sizes.dropout)
     weights = weights * reciprocal(total)
     met = weights
     if KIND.DROPOUT:
-        met = weights * keep
+        met = after_dropout(weights, kept, sizes.dropout)
     d_v = transposed_product(met.to(d_rows.dtype), d_rows, d_v, KIND)
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
@@ -496,7 +497,7 @@ def block_gradients(
         d_masses = tl.dot(d_rows, tl.trans(values), input_precision=KIND.PRECISION)
         d_weights += spread_over_keys(d_masses, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST)
     if KIND.DROPOUT:
-        d_weights = d_weights * keep
+        d_weights = after_dropout(d_weights, kept, sizes.dropout)
     delta = tl.sum(weights * d_weights, 1)
     d_logits = weights * (d_weights - delta[:, None])
     rounded = d_logits.to(q_tile.dtype)
