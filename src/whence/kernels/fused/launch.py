@@ -41,7 +41,7 @@ from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stri
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
 from whence.kernels.fused.plan import Plan
-from whence.kernels.fused.tables import product_gradients, seen_cells, table_gradient
+from whence.kernels.fused.tables import mass_parts, product_gradients, seen_cells, table_gradient
 from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, power_of_two
 
 MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
@@ -178,7 +178,8 @@ def backward(
     tokens = call.kind.TOKENS
     d_table = None
     if inputs.table is not None:
-        d_table = table_gradient(plan, kept.mass, d_out, inputs.table)
+        parts = mass_parts(q, numbers.scale)
+        d_table = table_gradient(plan, kept.mass, d_out, inputs.table, parts)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
     d_last = call.kind.LAST if product is not None else 2 * call.sizes.reach
@@ -193,7 +194,9 @@ def backward(
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = call.tile_kind.by_row or inputs.tails is not None
     sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
-    if of_rows and far is None and not sloping_rows and not numbers.dropout:
+    alone = n_k == 1 or (numbers.before == 0 and numbers.after == 0)  # a row sees a single key
+    # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
+    if of_rows and far is None and not (sloping_rows or numbers.dropout or alone):
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = a.rows_of(d_out)
@@ -215,7 +218,6 @@ def backward(
     # few keys dS is small. In float32 other errors are as small. Where a row sees a single key, dS
     # is 0 and whatever the error of delta leaves is wrong: there the query kernel's own gradients
     # are balanced too, which costs little, for a row has few tiles.
-    alone = n_k == 1 or (numbers.before == 0 and numbers.after == 0)
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)

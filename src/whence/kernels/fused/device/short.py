@@ -32,6 +32,7 @@ from whence.kernels.fused.device.tile import (
     product_in_parts,
     rounded_to,
     sizes_of,
+    third_part,
 )
 
 
@@ -78,6 +79,7 @@ class Short(NamedTuple):
     DIAGONALS: bool  # the sums of diagonals are wanted
     TRIANGLE: bool  # row i attends to no key beyond i
     FACTOR: bool = False  # the gradient of a product is wanted; GROUPS is 1 if there is a table
+    PARTS: int = 2  # of the call's dtype that make up a float32 of a value table's gradient
 
 
 @triton.jit
@@ -165,9 +167,11 @@ def store_table(ptr, tile, part, LAST: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def table_gradient(numbers, rows, sums, KIND: tl.constexpr):
+def table_gradient(numbers, rows, sums, KIND: tl.constexpr, PARTS: tl.constexpr):
     """sums + numbers^T @ rows, of a number in float32 for each row and lag."""
     leading, lower = in_two(numbers, rows.dtype)
+    if PARTS == 3:
+        sums = tl.dot(tl.trans(third_part(numbers, leading, lower)), rows, sums)
     if KIND.PRECISION != "ieee":
         sums = tl.dot(tl.trans(lower), rows, sums)
     return tl.dot(tl.trans(leading), rows, sums, input_precision=KIND.PRECISION)
@@ -182,7 +186,7 @@ def spread_over_keys(numbers, r, c, reach, sizes, LAST: tl.constexpr):
 
 @triton.jit
 def end_sums(
-    cells, AT: tl.constexpr, found, DTYPE: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr
+    cells, AT: tl.constexpr, found, DTYPE: tl.constexpr, KIND: tl.constexpr, PARTS: tl.constexpr
 ):
     """Adds the sum of each row of cells to column AT of `found` [m, lag].
 
@@ -193,7 +197,9 @@ def end_sums(
     column = tl.arange(0, found.shape[1])[:, None] + tl.zeros([1, cells.shape[1]], dtype=tl.int32)
     ones = tl.trans((column == AT).to(DTYPE))
     leading, lower = in_two(cells, DTYPE)
-    if WHOLE and KIND.PRECISION != "ieee":
+    if PARTS == 3:
+        found = tl.dot(third_part(cells, leading, lower), ones, found)
+    if PARTS >= 2 and KIND.PRECISION != "ieee":
         found = tl.dot(lower, ones, found)
     return tl.dot(leading, ones, found, input_precision=KIND.PRECISION)
 
@@ -208,7 +214,7 @@ def summed_by_lag(
     sizes,
     LAST: tl.constexpr,
     KIND: tl.constexpr,
-    WHOLE: tl.constexpr,  # cells that are summed keep the digits of float32
+    PARTS: tl.constexpr,  # in DTYPE, in which the cells that are summed are taken
 ):
     """The sum of the cells of each row that have the same clipped lag, [m, lag].
 
@@ -222,10 +228,10 @@ def summed_by_lag(
     within = (key >= 0) & (key < N) & (place > 0) & (place < LAST + KIND.CAUSAL)
     found = tl.where(within, found, 0.0)
     left = tl.where(lag <= -reach if LAST > 0 else lag == lag, cells, 0.0)
-    found = end_sums(left, 0, found, DTYPE, KIND, WHOLE)
+    found = end_sums(left, 0, found, DTYPE, KIND, PARTS)
     if LAST > 0 and not KIND.CAUSAL:
         right = tl.where(lag >= reach, cells, 0.0)
-        found = end_sums(right, LAST, found, DTYPE, KIND, WHOLE)
+        found = end_sums(right, LAST, found, DTYPE, KIND, PARTS)
     return found
 
 
@@ -318,7 +324,7 @@ def forward_block(
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if KIND.VALUES:
         masses = summed_by_lag(
-            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, False)
+            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, 1)
         )
         leading, lower = in_two(masses, values.dtype)
         rows = tl.dot(leading, values, rows, input_precision=KIND.PRECISION)
@@ -491,9 +497,10 @@ def block_gradients(
     d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     if KIND.VALUES:
         masses = summed_by_lag(
-            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, True)
+            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND),
+            SHORT.PARTS,
         )
-        d_table = table_gradient(masses, d_rows, d_table, KIND)
+        d_table = table_gradient(masses, d_rows, d_table, KIND, SHORT.PARTS)
         d_masses = tl.dot(d_rows, tl.trans(values), input_precision=KIND.PRECISION)
         d_weights += spread_over_keys(d_masses, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST)
     if KIND.DROPOUT:
@@ -507,10 +514,10 @@ def block_gradients(
     d_q = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
     if SHORT.FACTOR:
         d_band = summed_by_lag(
-            *(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND, False)
+            *(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND, 1)
         )
         d_band = d_band * operands.product.scale
-        d_factor = table_gradient(d_band, q_tile, d_factor, KIND)
+        d_factor = table_gradient(d_band, q_tile, d_factor, KIND, 2)
         leading, lower = factor
         d_q = product_in_parts(d_band, leading, lower, d_q, KIND)
     store_head(

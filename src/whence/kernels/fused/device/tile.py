@@ -601,6 +601,12 @@ def in_two(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def third_part(x, leading, lower):
+    """What two parts leave of a float32 tile: in bfloat16, the last 8 of its 24 digits."""
+    return rounded_to(x - leading.to(tl.float32) - lower.to(tl.float32), leading.dtype)
+
+
+@triton.jit
 def product_in_parts(x, leading, lower, acc, KIND: tl.constexpr):
     """acc + x @ y of float32 tiles, of which y is given in two parts of the call's dtype.
 
