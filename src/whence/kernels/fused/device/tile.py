@@ -652,8 +652,8 @@ def after_dropout(cells, kept, dropout):
     """The cells that dropout keeps, divided by 1 - dropout, and 0 in place of the others.
 
     The choice comes after the product, so that the compiler cannot make one operation of this
-    product and of the difference that the caller may take: that would round dP - delta once in one
-    kernel and twice in another, and where both are equal, the rounding error would remain.
+    product and of dP - delta, which follows it. Such an operation does not round dP, but delta is a
+    sum of rounded ones: where both are equal, the rounding error would remain.
     """
     return tl.where(kept, cells * (1.0 / (1.0 - dropout)), 0.0)
 
