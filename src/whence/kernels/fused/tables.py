@@ -62,7 +62,7 @@ def seen_cells(sizes: a.Sizes, last: int) -> Seen:
     return Seen(sizes.q_start - reach, sizes.n_k, first, final, right)
 
 
-def table_gradient(plan: Any, mass: Any, d_out: Any, table: Any, parts: int) -> Any:
+def table_gradient(plan: Any, mass: Any, d_out: Any, table: Any, parts: int = 2) -> Any:
     """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
     return _product_gradient(
         *(plan, mass, None, d_out, table, 1.0, None), added=False, table_too=True, parts=parts
