@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whence import LagValues, LowRankBias, attend
-from whence.lag import GAUSSIANS, CurveBias
+from whence.lag import GAUSSIANS, LINE, CurveBias
 
 pytestmark = pytest.mark.triton
 
@@ -163,3 +163,19 @@ def test_a_value_table_s_gradient_in_bfloat16_has_the_digits_of_float32(causal: 
 
     wanted = found(q.double(), k.double(), v.double(), backend="reference")
     torch.testing.assert_close(found(q, k, v, backend="fused"), wanted, rtol=0, atol=2e-6)
+
+
+def test_a_curve_s_gradient_has_the_digits_of_a_value_table() -> None:
+    """Rounded to half precision, the table would have the same error in all rows."""
+    q, k, v = heads(torch.float16, d_v=16)
+    slope, table = torch.rand(2).requires_grad_(), torch.randn(1, 5, 16)
+
+    def found(*qkv: Tensor, backend: str) -> Tensor:
+        dtype = torch.promote_types(qkv[0].dtype, torch.float32)
+        bias, values = CurveBias(LINE, 0, slope.to(dtype)), LagValues(table.to(dtype))
+        out = attend(*qkv, bias=bias, values=values, scale=0.0, backend=backend)
+        return gradients(out, [slope])[0]
+
+    v = torch.zeros_like(v)  # dS comes from the table alone
+    wanted = found(q.double(), k.double(), v.double(), backend="reference")
+    torch.testing.assert_close(found(q, k, v, backend="fused"), wanted, rtol=1e-5, atol=1e-5)

@@ -30,7 +30,6 @@ from whence.kernels.fused.device.tile import (
     in_two,
     packed_row,
     product_in_parts,
-    rounded_to,
     sizes_of,
     third_part,
 )
@@ -141,9 +140,9 @@ def load_table(
 
 @triton.jit
 def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """The product's table in two parts, and the table of values; 0 for one that a call has not.
+    """The product's table and the table of values, in two parts; 0 for one that a call has not.
 
-    What is added to the logits needs more digits than what is added to the values.
+    What is added to the logits needs both parts, what is added to the values only the first.
     """
     factor = 0
     values = 0
@@ -153,7 +152,7 @@ def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
     if KIND.VALUES:
         x = operands.table
         table = load_table(x, h, KIND.VALUE_LAST, KIND.D_V, KIND.BLOCK_DV, KIND)
-        values = rounded_to(table, DTYPE)
+        values = in_two(table, DTYPE)
     return factor, values
 
 
@@ -323,13 +322,14 @@ def forward_block(
         total = total * (1.0 - sizes.dropout)  # see `attended` in forward.py
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if KIND.VALUES:
+        table, _ = values
         masses = summed_by_lag(
-            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, 1)
+            *(weights, table.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, 1)
         )
-        leading, lower = in_two(masses, values.dtype)
-        rows = tl.dot(leading, values, rows, input_precision=KIND.PRECISION)
+        leading, lower = in_two(masses, table.dtype)
+        rows = tl.dot(leading, table, rows, input_precision=KIND.PRECISION)
         if KIND.PRECISION != "ieee":
-            rows = tl.dot(lower, values, rows)
+            rows = tl.dot(lower, table, rows)
     rows = rows * reciprocal(total)
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
@@ -501,7 +501,12 @@ def block_gradients(
             SHORT.PARTS,
         )
         d_table = table_gradient(masses, d_rows, d_table, KIND, SHORT.PARTS)
-        d_masses = tl.dot(d_rows, tl.trans(values), input_precision=KIND.PRECISION)
+        table, table_lower = values
+        d_masses = tl.dot(d_rows, tl.trans(table), input_precision=KIND.PRECISION)
+        if KIND.BAND and KIND.PRECISION != "ieee":
+            # The gradient of a shared band sums dS over all rows, where an error of the table, the
+            # same in all of them, would grow faster than the others.
+            d_masses = tl.dot(d_rows, tl.trans(table_lower), d_masses)
         d_weights += spread_over_keys(d_masses, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST)
     if KIND.DROPOUT:
         d_weights = after_dropout(d_weights, kept, sizes.dropout)
