@@ -41,7 +41,7 @@ from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stri
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
 from whence.kernels.fused.plan import Plan
-from whence.kernels.fused.tables import product_gradients, seen_cells, table_gradient
+from whence.kernels.fused.tables import mass_parts, product_gradients, seen_cells, table_gradient
 from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, power_of_two
 
 MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
@@ -179,7 +179,8 @@ def backward(
     tokens = call.kind.TOKENS
     d_table = None
     if inputs.table is not None:
-        d_table = table_gradient(plan, kept.mass, d_out, inputs.table)
+        parts = mass_parts(q, numbers.scale)
+        d_table = table_gradient(plan, kept.mass, d_out, inputs.table, parts)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
     d_last = call.kind.LAST if product is not None else 2 * call.sizes.reach
@@ -194,7 +195,9 @@ def backward(
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = call.tile_kind.by_row or inputs.tails is not None
     sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
-    if of_rows and far is None and not sloping_rows and not numbers.dropout:
+    alone = n_k == 1 or (numbers.before == 0 and numbers.after == 0)  # a row sees a single key
+    # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
+    if of_rows and far is None and not (sloping_rows or numbers.dropout or alone):
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = a.rows_of(d_out)
@@ -213,14 +216,16 @@ def backward(
     # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys our
     # tiles are few, so it costs next to nothing where a band learns. In one pass it takes an
     # addition in every cell. With a scale of 0 the logits have no rounding errors, so the error of
-    # delta is the only one left and shows. In a window of few keys dS is small, in one of a single
-    # key it is 0. In float32 other errors are as small.
+    # delta is the only one left and shows. In a window of few keys dS is small. In float32 other
+    # errors are as small. Where a row sees a single key, dS is 0 and whatever the error of delta
+    # leaves is wrong: there the query kernel's own gradients are balanced too, which costs little,
+    # for a row has few tiles.
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
     exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
     balanced = ends or tail_sums or (far is not None and wanted.band)
     if far is None:
-        balanced = balanced or inputs.table is not None or delicate
+        balanced = balanced or inputs.table is not None or delicate or alone
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
@@ -244,7 +249,7 @@ def backward(
             _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys),
         ),
         BALANCED=balanced,
-        TWICE=balanced and n_q <= FEW_ROWS,
+        TWICE=balanced and (n_q <= FEW_ROWS or alone),
         D_LAST=d_last if ends else 0,
         ENDS=ends,
         KEY_ROWS=by_keys.rows,

@@ -21,7 +21,7 @@ from whence.kernels.fused.device.short import (
     short_tails_kernel,
 )
 from whence.kernels.fused.device.short_triangle import short_triangle_kernel
-from whence.kernels.fused.tables import table_sum
+from whence.kernels.fused.tables import mass_parts, table_sum
 from whence.kernels.fused.tiles import ceil_div, narrowest, power_of_two
 
 LONGEST = 128  # queries, keys and columns of a head
@@ -137,6 +137,8 @@ def backward(
     if call.inputs.table is not None:
         d_tables = plan.empty((runs, h, value_last + 1, v.shape[3]), torch.float32)
     sizes = _sizes(q, k, call)
+    triangle, with_factor = _triangular(call), d_factors is not None
+    parts = mass_parts(q, call.numbers.scale)
     plan.launch(
         short_triangle_kernel if cut.triangle else short_backward_kernel,
         (runs * k.shape[1],),
@@ -147,7 +149,7 @@ def backward(
         stages=cut.stages,
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
-        SHORT=Short(blocks, run, diagonals is not None, _triangular(call), d_factors is not None),
+        SHORT=Short(blocks, run, diagonals is not None, triangle, with_factor, parts),
     )
     band, tails = call.inputs.band, call.inputs.tails
     d_band = d_tails = d_factor = d_table = None

@@ -62,11 +62,20 @@ def seen_cells(sizes: a.Sizes, last: int) -> Seen:
     return Seen(sizes.q_start - reach, sizes.n_k, first, final, right)
 
 
-def table_gradient(plan: Any, mass: Any, d_out: Any, table: Any) -> Any:
+def table_gradient(plan: Any, mass: Any, d_out: Any, table: Any, parts: int = 2) -> Any:
     """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
     return _product_gradient(
-        *(plan, mass, None, d_out, table, 1.0, None), added=False, table_too=True
+        *(plan, mass, None, d_out, table, 1.0, None), added=False, table_too=True, parts=parts
     )
+
+
+def mass_parts(q: Any, scale: float) -> int:
+    """In how many parts of q's dtype a value table's gradient takes the masses.
+
+    Two hold 16 digits in bfloat16, more than the rounding of q.k leaves to a mass. Without q.k the
+    masses have float32's 24 digits, which takes three.
+    """
+    return 3 if scale == 0.0 and q.dtype == torch.bfloat16 else 2
 
 
 def _product_gradient(
@@ -80,6 +89,7 @@ def _product_gradient(
     *,
     added: bool,
     table_too: bool,
+    parts: int = 2,
 ) -> Any:
     """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted.
 
@@ -115,6 +125,7 @@ def _product_gradient(
             PARTLY=seen is not None,
             EVEN=n_q % rows == 0 and blocks % steps == 0,
             PRECISION="ieee" if _misread(query) else a.precision_of(query),
+            PARTS=parts,
         ),
     )
     return None if sums is None else table_sum(plan, sums, table)

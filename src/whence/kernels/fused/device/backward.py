@@ -20,8 +20,9 @@ from whence.kernels.fused.device.tile import (
     Place,
     RowBlock,
     Tails,
+    after_dropout,
     columns,
-    dropout_factor,
+    dropout_keeps,
     far_line,
     head_from,
     head_of,
@@ -150,9 +151,9 @@ def tile_gradient(
                 delta = delta - d_end
     dropped = weights
     if KIND.DROPOUT:
-        keep = dropout_factor(head.seed, row, col, sizes.dropout)
-        dropped = weights * keep
-        d_weights = d_weights * keep
+        kept = dropout_keeps(head.seed, row, col, sizes.dropout)
+        dropped = after_dropout(weights, kept, sizes.dropout)
+        d_weights = after_dropout(d_weights, kept, sizes.dropout)
     return TileGradient(dropped, weights, weights * (d_weights - delta))
 
 
@@ -219,7 +220,8 @@ def query_kernel(
     wide Gaussian, of which most of a row's weights see the same height, dS cancels but for it.
     BALANCED adds it to delta for the kernels that follow. What keys elsewhere add to the sum is
     known from their output (with_far). TWICE finds it in a first pass over the keys, so that the
-    gradients of this kernel are corrected too; it is used for few rows, where that costs little.
+    gradients of this kernel are corrected too; it is used for few rows, and for rows of one key,
+    where that costs little.
     """
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.tile import head_rows, in_two, product_in_parts
+from whence.kernels.fused.device.tile import head_rows, in_two, product_in_parts, third_part
 
 
 class Seen(NamedTuple):
@@ -50,6 +50,7 @@ class ProductKind(NamedTuple):
     PARTLY: bool  # some cells of the band's gradient were not written
     EVEN: bool  # all rows of all steps exist
     PRECISION: str
+    PARTS: int  # of the dtype, 2 or 3, in which the table's gradient takes a float32
 
 
 @triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "final", "right", "blocks", "steps"])
@@ -120,6 +121,9 @@ def product_gradient_kernel(
                 rows = rows.to(tl.float32)
             else:
                 leading, lower = in_two(d_band, rows.dtype)
+                if KIND.PARTS == 3:
+                    lowest = third_part(d_band, leading, lower)
+                    total = tl.dot(tl.trans(rows), lowest, total)
                 total = tl.dot(tl.trans(rows), lower, total)
             total = tl.dot(tl.trans(rows), leading, total, input_precision=PRECISION)
         if d_query.ptr is not None:

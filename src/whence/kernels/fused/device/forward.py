@@ -12,7 +12,7 @@ from whence.kernels.fused.device.tile import (
     RowBlock,
     Tails,
     columns,
-    dropout_factor,
+    dropout_keeps,
     far_line,
     head_from,
     head_of,
@@ -242,7 +242,7 @@ def attended(
         if KIND.DROPOUT:
             # The factor 1 / (1 - dropout) comes after the last key: here the highest weight of a
             # row is 1, which half precision holds exactly, and that factor it does not.
-            kept = dropout_factor(head.seed, row, col, sizes.dropout) > 0.0
+            kept = dropout_keeps(head.seed, row, col, sizes.dropout)
             weights = tl.where(kept, weights, 0.0)
             if KIND.VALUES and REGION != 1:
                 weight = tl.sum(weights, 1)

@@ -25,12 +25,13 @@ import triton.language as tl
 from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     LOG2E,
-    dropout_factor,
+    after_dropout,
+    dropout_keeps,
     in_two,
     packed_row,
     product_in_parts,
-    rounded_to,
     sizes_of,
+    third_part,
 )
 
 
@@ -77,6 +78,7 @@ class Short(NamedTuple):
     DIAGONALS: bool  # the sums of diagonals are wanted
     TRIANGLE: bool  # row i attends to no key beyond i
     FACTOR: bool = False  # the gradient of a product is wanted; GROUPS is 1 if there is a table
+    PARTS: int = 2  # of the call's dtype that make up a float32 of a value table's gradient
 
 
 @triton.jit
@@ -138,9 +140,9 @@ def load_table(
 
 @triton.jit
 def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """The product's table in two parts, and the table of values; 0 for one that a call has not.
+    """The product's table and the table of values, in two parts; 0 for one that a call has not.
 
-    What is added to the logits needs more digits than what is added to the values.
+    What is added to the logits needs both parts, what is added to the values only the first.
     """
     factor = 0
     values = 0
@@ -150,7 +152,7 @@ def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
     if KIND.VALUES:
         x = operands.table
         table = load_table(x, h, KIND.VALUE_LAST, KIND.D_V, KIND.BLOCK_DV, KIND)
-        values = rounded_to(table, DTYPE)
+        values = in_two(table, DTYPE)
     return factor, values
 
 
@@ -164,9 +166,11 @@ def store_table(ptr, tile, part, LAST: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def table_gradient(numbers, rows, sums, KIND: tl.constexpr):
+def table_gradient(numbers, rows, sums, KIND: tl.constexpr, PARTS: tl.constexpr):
     """sums + numbers^T @ rows, of a number in float32 for each row and lag."""
     leading, lower = in_two(numbers, rows.dtype)
+    if PARTS == 3:
+        sums = tl.dot(tl.trans(third_part(numbers, leading, lower)), rows, sums)
     if KIND.PRECISION != "ieee":
         sums = tl.dot(tl.trans(lower), rows, sums)
     return tl.dot(tl.trans(leading), rows, sums, input_precision=KIND.PRECISION)
@@ -181,7 +185,7 @@ def spread_over_keys(numbers, r, c, reach, sizes, LAST: tl.constexpr):
 
 @triton.jit
 def end_sums(
-    cells, AT: tl.constexpr, found, DTYPE: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr
+    cells, AT: tl.constexpr, found, DTYPE: tl.constexpr, KIND: tl.constexpr, PARTS: tl.constexpr
 ):
     """Adds the sum of each row of cells to column AT of `found` [m, lag].
 
@@ -192,7 +196,9 @@ def end_sums(
     column = tl.arange(0, found.shape[1])[:, None] + tl.zeros([1, cells.shape[1]], dtype=tl.int32)
     ones = tl.trans((column == AT).to(DTYPE))
     leading, lower = in_two(cells, DTYPE)
-    if WHOLE and KIND.PRECISION != "ieee":
+    if PARTS == 3:
+        found = tl.dot(third_part(cells, leading, lower), ones, found)
+    if PARTS >= 2 and KIND.PRECISION != "ieee":
         found = tl.dot(lower, ones, found)
     return tl.dot(leading, ones, found, input_precision=KIND.PRECISION)
 
@@ -207,7 +213,7 @@ def summed_by_lag(
     sizes,
     LAST: tl.constexpr,
     KIND: tl.constexpr,
-    WHOLE: tl.constexpr,  # cells that are summed keep the digits of float32
+    PARTS: tl.constexpr,  # in DTYPE, in which the cells that are summed are taken
 ):
     """The sum of the cells of each row that have the same clipped lag, [m, lag].
 
@@ -221,10 +227,10 @@ def summed_by_lag(
     within = (key >= 0) & (key < N) & (place > 0) & (place < LAST + KIND.CAUSAL)
     found = tl.where(within, found, 0.0)
     left = tl.where(lag <= -reach if LAST > 0 else lag == lag, cells, 0.0)
-    found = end_sums(left, 0, found, DTYPE, KIND, WHOLE)
+    found = end_sums(left, 0, found, DTYPE, KIND, PARTS)
     if LAST > 0 and not KIND.CAUSAL:
         right = tl.where(lag >= reach, cells, 0.0)
-        found = end_sums(right, LAST, found, DTYPE, KIND, WHOLE)
+        found = end_sums(right, LAST, found, DTYPE, KIND, PARTS)
     return found
 
 
@@ -312,17 +318,18 @@ def forward_block(
     weights, total = exponentials(q_tile, k_tile, factor, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
         seed = tl.load(operands.seed) + (b * sizes.n_heads + h)
-        weights = tl.where(dropout_factor(seed, r, c, sizes.dropout) > 0.0, weights, 0.0)
+        weights = tl.where(dropout_keeps(seed, r, c, sizes.dropout), weights, 0.0)
         total = total * (1.0 - sizes.dropout)  # see `attended` in forward.py
     rows = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision=KIND.PRECISION)
     if KIND.VALUES:
+        table, _ = values
         masses = summed_by_lag(
-            *(weights, values.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, False)
+            *(weights, table.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, 1)
         )
-        leading, lower = in_two(masses, values.dtype)
-        rows = tl.dot(leading, values, rows, input_precision=KIND.PRECISION)
+        leading, lower = in_two(masses, table.dtype)
+        rows = tl.dot(leading, table, rows, input_precision=KIND.PRECISION)
         if KIND.PRECISION != "ieee":
-            rows = tl.dot(lower, values, rows)
+            rows = tl.dot(lower, table, rows)
     rows = rows * reciprocal(total)
     store_head(out, rows, b, h, first, sizes.n_q, sizes.n_heads, KIND.D_V, KIND.TOKENS, TILE.EVEN)
 
@@ -479,24 +486,30 @@ def block_gradients(
     d_rows = load_head(d_out, b, h, first, sizes.n_q, TILE.ROWS, KIND.D_V, KIND.BLOCK_DV, TILE.EVEN)
     weights, total = exponentials(q_tile, k_tile, factor, operands, b, h, r, c, sizes, KIND, TILE)
     if KIND.DROPOUT:
-        keep = dropout_factor(tl.load(operands.seed) + bh, r, c, sizes.dropout)
+        kept = dropout_keeps(tl.load(operands.seed) + bh, r, c, sizes.dropout)
     weights = weights * reciprocal(total)
     met = weights
     if KIND.DROPOUT:
-        met = weights * keep
+        met = after_dropout(weights, kept, sizes.dropout)
     d_v = transposed_product(met.to(d_rows.dtype), d_rows, d_v, KIND)
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
     d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     if KIND.VALUES:
         masses = summed_by_lag(
-            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND, True)
+            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND),
+            SHORT.PARTS,
         )
-        d_table = table_gradient(masses, d_rows, d_table, KIND)
-        d_masses = tl.dot(d_rows, tl.trans(values), input_precision=KIND.PRECISION)
+        d_table = table_gradient(masses, d_rows, d_table, KIND, SHORT.PARTS)
+        table, table_lower = values
+        d_masses = tl.dot(d_rows, tl.trans(table), input_precision=KIND.PRECISION)
+        if KIND.BAND and KIND.PRECISION != "ieee":
+            # The gradient of a shared band sums dS over all rows, where an error of the table, the
+            # same in all of them, would grow faster than the others.
+            d_masses = tl.dot(d_rows, tl.trans(table_lower), d_masses)
         d_weights += spread_over_keys(d_masses, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST)
     if KIND.DROPOUT:
-        d_weights = d_weights * keep
+        d_weights = after_dropout(d_weights, kept, sizes.dropout)
     delta = tl.sum(weights * d_weights, 1)
     d_logits = weights * (d_weights - delta[:, None])
     rounded = d_logits.to(q_tile.dtype)
@@ -506,10 +519,10 @@ def block_gradients(
     d_q = tl.dot(rounded, k_tile, input_precision=KIND.PRECISION) * sizes.scale
     if SHORT.FACTOR:
         d_band = summed_by_lag(
-            *(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND, False)
+            *(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND, 1)
         )
         d_band = d_band * operands.product.scale
-        d_factor = table_gradient(d_band, q_tile, d_factor, KIND)
+        d_factor = table_gradient(d_band, q_tile, d_factor, KIND, 2)
         leading, lower = factor
         d_q = product_in_parts(d_band, leading, lower, d_q, KIND)
     store_head(

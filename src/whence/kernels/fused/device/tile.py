@@ -615,6 +615,12 @@ def in_two(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def third_part(x, leading, lower):
+    """What two parts leave of a float32 tile: in bfloat16, the last 8 of its 24 digits."""
+    return rounded_to(x - leading.to(tl.float32) - lower.to(tl.float32), leading.dtype)
+
+
+@triton.jit
 def product_in_parts(x, leading, lower, acc, KIND: tl.constexpr):
     """acc + x @ y of float32 tiles, of which y is given in two parts of the call's dtype.
 
@@ -647,12 +653,23 @@ def load_far(ptr, b, h, index, m, n_heads, d, D: tl.constexpr, TOKENS: tl.conste
 
 
 @triton.jit
-def dropout_factor(seed, row, col, dropout):
-    """0 or 1 / (1 - dropout), the factor of a weight: a function of seed, row and key alone."""
+def dropout_keeps(seed, row, col, dropout):
+    """Whether dropout keeps a weight: a function of seed, row and key alone."""
     first = col + 0 * row
     zero = 0 * first
     random, _, _, _ = tl.philox(seed, first, row + zero, zero, zero)
-    return tl.where(tl.uint_to_uniform_float(random) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+    return tl.uint_to_uniform_float(random) >= dropout
+
+
+@triton.jit
+def after_dropout(cells, kept, dropout):
+    """The cells that dropout keeps, divided by 1 - dropout, and 0 in place of the others.
+
+    The choice comes after the product, so that the compiler cannot make one operation of this
+    product and of dP - delta, which follows it. Such an operation does not round dP, but delta is a
+    sum of rounded ones: where both are equal, the rounding error would remain.
+    """
+    return tl.where(kept, cells * (1.0 / (1.0 - dropout)), 0.0)
 
 
 @triton.jit

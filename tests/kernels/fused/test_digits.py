@@ -1,0 +1,181 @@
+"""Gradients whose last digits show: those that are 0, and sums of float32 in bfloat16's products.
+
+Triton's interpreter rounds less often than a GPU, or wrongly. Here it rounds as a GPU does: a
+product and a sum or difference that follows it once (a fused multiply-add), and bfloat16 to the
+nearest number.
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from whence import LagValues, LowRankBias, attend
+from whence.lag import GAUSSIANS, LINE, CurveBias
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
+    pytest.importorskip("triton", reason="Triton is a Linux package")
+
+
+@pytest.fixture(autouse=True, params=["short", "tiled"])
+def _kernels(
+    request: pytest.FixtureRequest, _interpreter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels for short sequences, and those of long ones, which cut a head into tiles."""
+    from whence.kernels.fused import short
+
+    brief = request.param == "short"
+    monkeypatch.setattr(short, "is_faster", lambda q, k, v, call: brief)
+
+
+@pytest.fixture
+def _fused(_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product and the sum or difference that it goes into are rounded once."""
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    apart = InterpreterBuilder.binary_op
+
+    def exact(x: Any) -> Any:
+        factors = [y.data.astype(np.float64) for y in getattr(x, "factors", (x,))]
+        return np.prod(factors, axis=0) if len(factors) > 1 else factors[0]
+
+    def fused(builder: Any, x: Any, y: Any, operation: Any) -> Any:
+        found = apart(builder, x, y, operation)
+        if found.data.dtype != np.float32:
+            return found
+        if operation is np.multiply:
+            found.factors = (x, y)
+        elif operation in (np.add, np.subtract) and (
+            hasattr(x, "factors") or hasattr(y, "factors")
+        ):
+            if hasattr(x, "factors"):  # of two products, one is rounded before
+                y = TensorHandle(y.data, y.dtype)
+            return TensorHandle(operation(exact(x), exact(y)).astype(np.float32), found.dtype)
+        return found
+
+    monkeypatch.setattr(InterpreterBuilder, "binary_op", fused)
+
+
+@pytest.fixture
+def _bfloat16(_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 as on a GPU: the interpreter cuts digits off, and multiplies the bits as integers."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    from whence.kernels.fused import backend, tables
+
+    convert, cast, dot = (
+        interpreter._convert_float,
+        InterpreterBuilder.cast_impl,
+        InterpreterBuilder.create_dot,
+    )
+
+    def nearest(x: Any, source: Any, target: Any, mode: Any) -> Any:
+        if source == tl.float32 and target == tl.bfloat16:
+            return torch.from_numpy(x.copy()).bfloat16().view(torch.uint16).numpy()
+        return convert(x, source, target, mode)
+
+    def through_float32(builder: Any, x: Any, target: Any) -> Any:
+        if target.scalar == tl.bfloat16 and not x.dtype.scalar.is_floating():
+            x = cast(builder, x, tl.float32)
+        return cast(builder, x, target)
+
+    def products(builder: Any, x: Any, y: Any, total: Any, *options: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return dot(builder, x, y, total, *options)
+        x, y = ((z.data.astype(np.uint32) << 16).view(np.float32) for z in (x, y))
+        return TensorHandle(np.matmul(x, y) + total.data, total.dtype.scalar)
+
+    monkeypatch.setattr(interpreter, "_convert_float", nearest)
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", through_float32)
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", products)
+    monkeypatch.setattr(backend, "refuse", lambda call: None)
+    monkeypatch.setattr(tables, "_misread", lambda x: False)
+
+
+def heads(dtype: torch.dtype, *, d_v: int = 64, n_k: int = 40) -> list[Tensor]:
+    """q, k and v of 40 queries."""
+    shapes = ((1, 2, 40, 16), (1, 2, n_k, 16), (1, 2, n_k, d_v))
+    return [torch.randn(*shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+def curve() -> list[Tensor]:
+    return [torch.randn(2, 3).requires_grad_() for _ in range(3)]
+
+
+def gradients(out: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    torch.manual_seed(1)
+    d_out = torch.randn(out.shape).bfloat16().to(out.dtype)  # the same numbers in every dtype
+    return torch.autograd.grad(out, leaves, d_out)
+
+
+@pytest.mark.usefixtures("_fused")
+@pytest.mark.parametrize("curved", [True, False])
+@pytest.mark.parametrize("n_k", [40, 1])
+def test_dropout_of_a_row_s_only_key_gives_the_logits_no_gradient(n_k: int, curved: bool) -> None:
+    """The output is rounded, and so is what dropout makes of dP; dS is 0 all the same."""
+    q, k, v = heads(torch.float16, n_k=n_k)
+    leaves = curve() if curved else []
+    bias = CurveBias(GAUSSIANS, 3, *leaves) if curved else None
+    window = 0 if n_k > 1 else None
+    out = attend(q, k, v, bias=bias, window=window, q_start=0, dropout=0.2, backend="fused")
+    assert out.any()
+    assert not out.all()
+    for found in gradients(out, [q, k, *leaves]):
+        assert not found.any()
+
+
+@pytest.mark.usefixtures("_fused")
+@pytest.mark.parametrize("reach", [0, 2])
+def test_a_value_table_gives_the_logits_of_a_row_s_only_key_no_gradient(reach: int) -> None:
+    """The output is v and a vector of the table, and rounded."""
+    q, k, v = heads(torch.float16)
+    leaves, table = curve(), torch.randn(1, 2 * reach + 1, 64)
+    sides = [torch.randn(1, 2, x.shape[2], 3).requires_grad_() for x in (q, k)]
+    bias = CurveBias(GAUSSIANS, 3, *leaves) + LowRankBias(*sides)
+    out = attend(q, k, v, bias=bias, values=LagValues(table), window=0, backend="fused")
+    for found in gradients(out, [q, k, *sides, *leaves]):
+        assert not found.any()
+
+
+@pytest.mark.usefixtures("_bfloat16")
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_value_table_s_gradient_in_bfloat16_has_the_digits_of_float32(causal: bool) -> None:
+    """Without q.k the masses have them, and two parts in bfloat16 would hold 16 of the 24."""
+    q, k, v = heads(torch.bfloat16, d_v=16)
+    table = torch.randn(1, 3, 16).requires_grad_()
+
+    def found(*qkv: Tensor, backend: str) -> Tensor:
+        values = LagValues(table.to(torch.promote_types(qkv[0].dtype, torch.float32)))
+        out = attend(*qkv, values=values, causal=causal, scale=0.0, backend=backend)
+        return gradients(out, [table])[0]
+
+    wanted = found(q.double(), k.double(), v.double(), backend="reference")
+    torch.testing.assert_close(found(q, k, v, backend="fused"), wanted, rtol=0, atol=2e-6)
+
+
+def test_a_curve_s_gradient_has_the_digits_of_a_value_table() -> None:
+    """Rounded to half precision, the table would have the same error in all rows."""
+    q, k, v = heads(torch.float16, d_v=16)
+    slope, table = torch.rand(2).requires_grad_(), torch.randn(1, 5, 16)
+
+    def found(*qkv: Tensor, backend: str) -> Tensor:
+        dtype = torch.promote_types(qkv[0].dtype, torch.float32)
+        bias, values = CurveBias(LINE, 0, slope.to(dtype)), LagValues(table.to(dtype))
+        out = attend(*qkv, bias=bias, values=values, scale=0.0, backend=backend)
+        return gradients(out, [slope])[0]
+
+    v = torch.zeros_like(v)  # dS comes from the table alone
+    wanted = found(q.double(), k.double(), v.double(), backend="reference")
+    torch.testing.assert_close(found(q, k, v, backend="fused"), wanted, rtol=1e-5, atol=1e-5)
