@@ -27,6 +27,8 @@ from whence.kernels.fused.device.tile import (
     head_of,
     head_rows,
     key_range,
+    lags_of,
+    load_between_ends,
     load_far,
     load_rows,
     load_tails,
@@ -38,13 +40,13 @@ from whence.kernels.fused.device.tile import (
     packed_row,
     reach_of,
     region_of,
-    row_numbers,
     row_range,
     sizes_of,
     skewed,
     store_between_ends,
     table_product,
     visible_cells,
+    where_negative,
     wide,
     within,
 )
@@ -131,10 +133,11 @@ def tile_gradient(
         weights = tl.where(seen, weights, 0.0)
     if KIND.VALUES and not PREPARED:
         if REGION == 1:
-            d_right = 0.0 if KIND.CAUSAL else d_mass.right
-            d_weights += row_numbers(
+            # In a causal call the weights to the right are 0, and any finite number will do there.
+            d_right = d_mass.left if KIND.CAUSAL else d_mass.right
+            d_weights += load_between_ends(
                 *(d_mass.ptr, place, d_mass.left, d_right, sizes),
-                *(KIND.VALUE_LAST, True, KIND, EVEN, not BY_KEYS),
+                *(KIND.VALUE_LAST, KIND.CAUSAL, EVEN, not BY_KEYS),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
@@ -500,7 +503,7 @@ def summed_keys(
             False,
         )
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
-        lag = cols[None, :] - (first_row + r + sizes.q_start)
+        lag = lags_of(place, sizes)
         if gradients.d_band is not None and REGION == 1:
             zero = block - (first_row + sizes.q_start) + sizes.reach
             there = (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
@@ -517,11 +520,15 @@ def summed_keys(
         if TAIL_SUMS and MASSES and (REGION == 2 or (REGION == 1 and KIND.GRAIN > 0)):
             mass += part_sums(weights)
         if TAIL_SUMS and REGION == 1 and KIND.GRAIN == 0:
-            d_left += part_sums(tl.where(lag < -reach, d_logits, 0.0))
+            in_left = lag < -reach
+            if ENDS:
+                d_left += part_sums(where_negative(lag + reach, d_logits))
+            else:
+                d_left += part_sums(tl.where(in_left, d_logits, 0.0))
             if MASSES and LEFT_REST:
-                left_mass -= part_sums(tl.where(lag < -reach, 0.0, weights))
+                left_mass -= part_sums(tl.where(in_left, 0.0, weights))
             elif MASSES:
-                left_mass += part_sums(tl.where(lag < -reach, weights, 0.0))
+                left_mass += part_sums(tl.where(in_left, weights, 0.0))
             if not KIND.CAUSAL:
                 d_right += part_sums(tl.where(lag > reach, d_logits, 0.0))
                 if MASSES:

@@ -19,6 +19,7 @@ from whence.kernels.fused.device.tile import (
     head_rows,
     in_two,
     key_range,
+    lags_of,
     left_end,
     load_far,
     load_rows,
@@ -219,8 +220,8 @@ def attended(
             logits *= scale
             factor = 1.0
         shift = 0.0
+        place = Place(rows.first_row, r[:, None], block, c[None, :])
         if NEAR_BAND:
-            place = Place(rows.first_row, r[:, None], block, c[None, :])
             logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, True)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
@@ -247,7 +248,7 @@ def attended(
             if KIND.VALUES and REGION != 1:
                 weight = tl.sum(weights, 1)
         if KIND.VALUES:
-            lag = col - (row + sizes.q_start)
+            lag = lags_of(place, sizes)
             if not left_is_rest(KIND):
                 left_mass = left_mass * shrink
                 if REGION == 0:

@@ -381,6 +381,25 @@ def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def lags_of(place, sizes):
+    """The lag of every cell of a tile.
+
+    The tile's second axis is counted from its end, so that both terms grow with the index of a
+    register. Then the compiler sees which cells of a thread have the same lag, and compares it once
+    for them. The first axis will not do: tensor cores' layout has threads on both sides of its
+    registers' bit.
+    """
+    ahead = place.first_key - (place.first_row + sizes.q_start)
+    if place.r.shape[0] == 1:
+        LAST: tl.constexpr = place.r.shape[1] - 1
+        lag = (ahead - LAST) + ((LAST - place.r) + place.c)
+    else:
+        LAST: tl.constexpr = place.c.shape[1] - 1
+        lag = (ahead + LAST) - ((LAST - place.c) + place.r)
+    return lag
+
+
+@triton.jit
 def store_between_ends(
     ptr, cells, lag, zero, r, c, there, LAST: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr
 ):
@@ -395,22 +414,45 @@ def store_between_ends(
 
 
 @triton.jit
+def load_between_ends(
+    ptr,
+    place,
+    left,  # the number of a cell beyond the left end, [m, 1]
+    right,
+    sizes,
+    LAST: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr,
+    OWN: tl.constexpr,  # this program wrote them
+):
+    """Numbers that belong to a row and a lag between its ends, for the cells of a near tile.
+
+    They lie in a matrix [row, lag] that begins at `ptr`, with places 0 to LAST in a row.
+    """
+    FIRST: tl.constexpr = left_end(LAST, CAUSAL) + 1
+    COUNT: tl.constexpr = right_end(LAST, CAUSAL) - FIRST
+    zero = place.first_key - (place.first_row + sizes.q_start) + reach_of(LAST, CAUSAL)
+    source = skewed(ptr, zero, place.r, place.c, LAST)
+    index = lags_of(place, sizes) - FIRST
+    if not EVEN:  # a row that does not exist has the number of its tail
+        index = tl.where(place.first_row + place.r < sizes.n_q, index, -1)
+    return load_in_place(source, left, right, index, COUNT, OWN)
+
+
+@triton.jit
 def row_numbers(
     ptr,
     place,
     left,  # the number of every lag in the left tail, [m, 1]
     right,
     sizes,
-    LAST: tl.constexpr,
-    ENDS: tl.constexpr,  # the tails begin with the first and last lag of a row
     KIND: tl.constexpr,
     EVEN: tl.constexpr,
-    OWN: tl.constexpr,  # this program wrote them
 ):
-    """Numbers that belong to a row and a lag, for the cells of a near tile.
+    """Numbers that belong to a row and a lag, of a caller's band, for the cells of a near tile.
 
-    They lie in a matrix [row, lag] that begins at `ptr`, with places 0 to LAST in a row. A cell
-    whose lag is not among them first gets a number of another row, or of the margin around the
+    They lie in a matrix [row, lag] that begins at `ptr`. Its reach may change with the length. A
+    cell whose lag is not among them first gets a number of another row, or of the margin around the
     matrix.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
@@ -420,17 +462,10 @@ def row_numbers(
         last_row = sizes.n_q - 1 - place.first_row
         lag = ahead + (place.c - tl.where(r <= last_row, r, 2**30))
         r = tl.minimum(r, last_row)
-    if ENDS:
-        cells = skewed(ptr, ahead + reach_of(LAST, KIND.CAUSAL), r, place.c, LAST)
-        in_left = lag <= left_end(LAST, KIND.CAUSAL)
-        in_right = lag >= right_end(LAST, KIND.CAUSAL)
-    else:  # a caller's band, whose reach may change with the length
-        last = sizes.reach if KIND.CAUSAL else 2 * sizes.reach
-        cells = skewed(ptr, ahead + sizes.reach, r, place.c, last)
-        in_left = lag < -sizes.reach
-        in_right = lag > 0 if KIND.CAUSAL else lag > sizes.reach
-    numbers = tl.where(in_left, left, read_in_place(cells, OWN))
-    return tl.where(in_right, right, numbers)
+    last = sizes.reach if KIND.CAUSAL else 2 * sizes.reach
+    cells = skewed(ptr, ahead + sizes.reach, r, place.c, last)
+    numbers = tl.where(lag < -sizes.reach, left, read_in_place(cells))
+    return tl.where(lag > 0 if KIND.CAUSAL else lag > sizes.reach, right, numbers)
 
 
 @triton.jit
@@ -471,22 +506,25 @@ def near_bias(
             left += tails.left_slope * distance
             if not KIND.CAUSAL:
                 right += tails.right_slope * distance
-        bias = row_numbers(
-            *(head.band, place, left, right, sizes),
-            *(KIND.LAST, KIND.ENDS, KIND, EVEN, OWN_BAND),
-        )
+        if KIND.ENDS:
+            bias = load_between_ends(
+                *(head.band, place, left, right, sizes),
+                *(KIND.LAST, KIND.CAUSAL, EVEN, OWN_BAND),
+            )
+        else:
+            bias = row_numbers(head.band, place, left, right, sizes, KIND, EVEN)
     else:
         # Rows are counted from the last, so that both terms grow with the index of a register. Then
         # the compiler sees which cells of a thread have the same lag, and reads it once for them.
         LAST: tl.constexpr = place.r.shape[0] * place.r.shape[1] - 1
         line = head.band + (ahead + sizes.edge - LAST) + (LAST - place.r)
-        bias = read_in_place(line + place.c, False)
+        bias = read_in_place(line + place.c)
     return bias
 
 
 @triton.jit
-def read_in_place(ptr, OWN: tl.constexpr):
-    """The float32 at each of these addresses, which no program writes, or this one wrote (OWN).
+def read_in_place(ptr):
+    """The float32 at each of these addresses, which no program writes.
 
     A thread reads the cells that it needs. tl.load would let it read cells that lie side by side in
     memory, and move each cell to the thread that needs it through shared memory.
@@ -495,9 +533,40 @@ def read_in_place(ptr, OWN: tl.constexpr):
         cells = tl.load(ptr)
     else:
         cells = tl.inline_asm_elementwise(
-            "ld.global.f32 $0, [$1];" if OWN else "ld.global.nc.f32 $0, [$1];",
-            "=f,l",
-            [ptr.to(tl.int64)],
+            *("ld.global.nc.f32 $0, [$1];", "=f,l", [ptr.to(tl.int64)]),
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return cells
+
+
+@triton.constexpr_function
+def predicated_load(count, own):
+    """The instructions that load $0 from address $1 if 0 <= $4 < count.
+
+    Below that they copy $2, above it $3.
+    """
+    load = "ld.global.f32" if own else "ld.global.nc.f32"
+    beyond = "setp.lt.s32 p, $4, 0; selp.f32 $0, $2, $3, p;"
+    return f"{{ .reg .pred p; {beyond} setp.lt.u32 p, $4, {count}; @p {load} $0, [$1]; }}"
+
+
+@triton.jit
+def load_in_place(ptr, left, right, place, COUNT: tl.constexpr, OWN: tl.constexpr):
+    """The float32 cells with 0 <= place < COUNT, each loaded by the thread that needs it.
+
+    Others are `left` or `right`. Few cells of a near tile are loaded, and a warp without any reads
+    nothing. No program writes them, or this one wrote them (OWN). See read_in_place.
+    """
+    if INTERPRETED:
+        other = tl.where(place < 0, left, right)
+        cells = tl.load(ptr, mask=(place >= 0) & (place < COUNT), other=other)
+    else:
+        cells = tl.inline_asm_elementwise(
+            predicated_load(COUNT, OWN),
+            "=f,l,f,f,r",
+            [ptr.to(tl.int64), left, right, place],
             dtype=tl.float32,
             is_pure=not OWN,
             pack=1,
@@ -529,6 +598,26 @@ def store_in_place(ptr, cells, place, COUNT: tl.constexpr):
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def where_negative(x, y):
+    """The float32 y where the whole number x is negative, and 0 elsewhere.
+
+    Without a comparison: a near tile compares so much that the compiler runs out of predicates, and
+    packing them into registers costs more than the comparisons.
+    """
+    if INTERPRETED:
+        cells = tl.where(x < 0, y, 0.0)
+    else:
+        cells = tl.inline_asm_elementwise(
+            "{ .reg .b32 sign; shr.s32 sign, $1, 31; and.b32 $0, sign, $2; }",
+            *("=f,r,f", [x, y]),
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return cells
 
 
 @triton.jit
