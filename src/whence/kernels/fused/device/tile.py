@@ -665,12 +665,13 @@ def leading_digits(x):
 
 @triton.jit
 def table_product(x, table, acc, KIND: tl.constexpr):
-    """acc + x @ table^T with float32's digits; x has the dtype of the call, the table float32."""
-    if x.dtype == tl.bfloat16 and not INTERPRETED:  # a table in three parts of eight digits each
-        leading = rounded_to(table, tl.bfloat16)
-        middle, lower = in_two(table - leading.to(tl.float32), tl.bfloat16)
+    """acc + x @ table^T; x has the dtype of the call, the table float32.
+
+    The table keeps float32's digits, or sixteen beside queries in bfloat16, which have eight.
+    """
+    if x.dtype == tl.bfloat16 and not INTERPRETED:
+        leading, lower = in_two(table, tl.bfloat16)
         acc = tl.dot(x, tl.trans(lower), acc)
-        acc = tl.dot(x, tl.trans(middle), acc)
         acc = tl.dot(x, tl.trans(leading), acc)
     else:
         x = x.to(tl.float32)
