@@ -41,9 +41,11 @@ from whence.kernels.fused.device.tile import (
     reach_of,
     region_of,
     row_range,
+    rows_there,
     sizes_of,
     skewed,
     store_between_ends,
+    store_where,
     table_product,
     visible_cells,
     where_negative,
@@ -220,7 +222,7 @@ def query_kernel(
     index = block * ROWS + r
     row = index.to(tl.int64)
     first_row = block.to(tl.int64) * ROWS
-    there = index < sizes.n_q
+    there = rows_there(index, r, sizes, KIND, TILE)
     place = bh * sizes.n_q + row
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -594,7 +596,8 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
         part = tl.zeros([d_out.shape[0], LAGS], dtype=tl.float32)
         part = table_product(d_out, vectors, part, KIND)
         inside = there[:, None] & (lag < STOP)[None, :]
-        tl.store(d_mass + (rows.r[:, None] * (LAST + 1) + lag[None, :]), part, mask=inside)
+        cells = (d_mass + lag[None, :]) + rows.r[:, None] * (LAST + 1)
+        store_where(cells, part, inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
     return end_gradients(d_mass, rows.r, there, KIND)

@@ -22,6 +22,7 @@ from whence.kernels.fused.device.tile import (
     lags_of,
     left_end,
     load_far,
+    load_in_place,
     load_rows,
     load_tails,
     longest_first,
@@ -35,8 +36,10 @@ from whence.kernels.fused.device.tile import (
     right_end,
     rounded_to,
     rounding_residual,
+    rows_there,
     sizes_of,
     store_between_ends,
+    store_where,
     table_product,
     visible_cells,
 )
@@ -94,7 +97,7 @@ def forward_kernel(
     index = block * ROWS + r
     row = index.to(tl.int64)
     first_row = block.to(tl.int64) * ROWS
-    there = index < sizes.n_q
+    there = rows_there(index, r, sizes, KIND, TILE)
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
     queries = tl.load(
@@ -365,8 +368,8 @@ def product_band(
             entries = tl.load(entry, mask=(lag < STOP)[:, None] & (column < D), other=0.0)
             total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < STOP)[None, :]
-        cells = band + (r[:, None] * (LAST + 1) + lag[None, :])
-        tl.store(cells, total * (product.scale * LOG2E), mask=inside)
+        cells = (band + lag[None, :]) + r[:, None] * (LAST + 1)
+        store_where(cells, total * (product.scale * LOG2E), inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
     left = tl.load(tails + r * bias.tail_q, mask=there, other=0.0)
@@ -407,15 +410,18 @@ def with_table(
     for start in tl.range(1, STOP, LAGS, num_stages=1):
         lag = start + tl.arange(0, LAGS)
         cols = first + r[:, None] + (lag - sizes.value_reach)[None, :]
-        places = mass + (r[:, None] * (LAST + 1) + lag[None, :])
+        places = (mass + lag[None, :]) + r[:, None] * (LAST + 1)
         inside = there[:, None] & (lag < STOP)[None, :]
-        tile = tl.load(places, mask=inside & (cols >= low) & (cols < high), other=float("-inf"))
+        nothing = float("-inf")
+        index = tl.where(inside, cols - low, -1)
+        tile = load_in_place(places, nothing, nothing, index, high - low, True)
         masses = tl.exp2(tile - lse[:, None])
         if KIND.DROPOUT:
             masses = masses / (1.0 - sizes.dropout)
         if left_is_rest(KIND):
             left_mass -= tl.sum(masses, 1)
-        tl.store(places, masses, mask=inside)
+        tl.debug_barrier()  # a cell may be loaded by several threads
+        store_where(places, masses, inside)
         vectors = tl.load(
             table + lag[:, None] * KIND.D_V + d_v[None, :],
             mask=(lag < STOP)[:, None] & (d_v < KIND.D_V)[None, :],

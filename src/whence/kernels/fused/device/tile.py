@@ -203,6 +203,15 @@ def longest_first(KIND: tl.constexpr):
 
 
 @triton.jit
+def rows_there(index, r, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """Which rows of a block exist."""
+    there = index < sizes.n_q
+    if TILE.EVEN and KIND.VALUES:
+        there = r >= 0  # as the compiler knows: it masks nothing
+    return there
+
+
+@triton.jit
 def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """The keys that a block of rows touches: those in its window, in whole tiles."""
     first = block * TILE.ROWS + sizes.q_start
@@ -382,21 +391,21 @@ def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
 
 @triton.jit
 def lags_of(place, sizes):
-    """The lag of every cell of a tile.
+    """The lag of every cell of a tile, as a number of the thread plus one of the register.
 
-    The tile's second axis is counted from its end, so that both terms grow with the index of a
-    register. Then the compiler sees which cells of a thread have the same lag, and compares it once
-    for them. The first axis will not do: tensor cores' layout has threads on both sides of its
-    registers' bit.
+    In tensor cores' layout of a tile, the cells of a thread differ by 8 on the first axis, and on
+    the second axis in all bits but two. Told so, the compiler sees which cells of a thread have the
+    same lag, and compares it once for them.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
-    if place.r.shape[0] == 1:
-        LAST: tl.constexpr = place.r.shape[1] - 1
-        lag = (ahead - LAST) + ((LAST - place.r) + place.c)
+    r, c = place.r, place.c
+    if r.shape[0] == 1:
+        of_thread = (c & ~8) - (r & 6)
+        of_register = (c & 8) - (r & ~6)
     else:
-        LAST: tl.constexpr = place.c.shape[1] - 1
-        lag = (ahead + LAST) - ((LAST - place.c) + place.r)
-    return lag
+        of_thread = (c & 6) - (r & ~8)
+        of_register = (c & ~6) - (r & 8)
+    return (ahead + of_thread) + of_register
 
 
 @triton.jit
@@ -542,31 +551,31 @@ def read_in_place(ptr):
 
 
 @triton.constexpr_function
-def predicated_load(count, own):
-    """The instructions that load $0 from address $1 if 0 <= $4 < count.
+def predicated_load(own):
+    """The instructions that load $0 from address $1 if 0 <= $4 < $5.
 
     Below that they copy $2, above it $3.
     """
     load = "ld.global.f32" if own else "ld.global.nc.f32"
     beyond = "setp.lt.s32 p, $4, 0; selp.f32 $0, $2, $3, p;"
-    return f"{{ .reg .pred p; {beyond} setp.lt.u32 p, $4, {count}; @p {load} $0, [$1]; }}"
+    return f"{{ .reg .pred p; {beyond} setp.lt.u32 p, $4, $5; @p {load} $0, [$1]; }}"
 
 
 @triton.jit
-def load_in_place(ptr, left, right, place, COUNT: tl.constexpr, OWN: tl.constexpr):
-    """The float32 cells with 0 <= place < COUNT, each loaded by the thread that needs it.
+def load_in_place(ptr, left, right, place, count, OWN: tl.constexpr):
+    """The float32 cells with 0 <= place < count, each loaded by the thread that needs it.
 
     Others are `left` or `right`. Few cells of a near tile are loaded, and a warp without any reads
     nothing. No program writes them, or this one wrote them (OWN). See read_in_place.
     """
     if INTERPRETED:
         other = tl.where(place < 0, left, right)
-        cells = tl.load(ptr, mask=(place >= 0) & (place < COUNT), other=other)
+        cells = tl.load(ptr, mask=(place >= 0) & (place < count), other=other)
     else:
         cells = tl.inline_asm_elementwise(
-            predicated_load(COUNT, OWN),
-            "=f,l,f,f,r",
-            [ptr.to(tl.int64), left, right, place],
+            predicated_load(OWN),
+            "=f,l,f,f,r,r",
+            [ptr.to(tl.int64), left, right, place, count],
             dtype=tl.float32,
             is_pure=not OWN,
             pack=1,
@@ -574,30 +583,29 @@ def load_in_place(ptr, left, right, place, COUNT: tl.constexpr, OWN: tl.constexp
     return cells
 
 
-@triton.constexpr_function
-def predicated_store(count):
-    """The instructions that store $2 at address $1 if 0 <= $3 < count; $0 is a result to ignore."""
-    store = f"setp.lt.u32 p, $3, {count}; @p st.global.f32 [$1], $2;"
-    return f"{{ .reg .pred p; {store} mov.u32 $0, 0; }}"
-
-
 @triton.jit
-def store_in_place(ptr, cells, place, COUNT: tl.constexpr):
-    """Stores the float32 cells with 0 <= place < COUNT, each by the thread that has it.
+def store_in_place(ptr, cells, place, count):
+    """Stores the float32 cells with 0 <= place < count, each by the thread that has it.
 
     tl.store would first move cells through shared memory, to threads that store them side by side.
     """
     if INTERPRETED:
-        tl.store(ptr, cells, mask=(place >= 0) & (place < COUNT))
+        tl.store(ptr, cells, mask=(place >= 0) & (place < count))
     else:
         tl.inline_asm_elementwise(
-            predicated_store(COUNT),
-            "=r,l,f,r",
-            [ptr.to(tl.int64), cells, place],
+            "{ .reg .pred p; setp.lt.u32 p, $3, $4; @p st.global.f32 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,f,r,r",
+            [ptr.to(tl.int64), cells, place, count],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def store_where(ptr, cells, mask):
+    """Stores the float32 cells of a mask, each by the thread that has it."""
+    store_in_place(ptr, cells, tl.where(mask, 0, 1), 1)
 
 
 @triton.jit
