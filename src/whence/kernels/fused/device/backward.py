@@ -233,6 +233,8 @@ def query_kernel(
     d_rows = head_rows(d_out, b, h).ptr + row[:, None] * d_out.stride_n
     d_tile = tl.load(d_rows + d_v[None, :], mask=on_out, other=0.0)
     lse = tl.load(output.lse + place, mask=there, other=0.0)
+    if KIND.PER_ROW or KIND.VALUES:
+        lse = tl.minimum(lse, 1e30)  # the key kernel subtracts: of no key it is infinite
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)[:, None]
     delta = delta_of(output, d_tile, packed * KIND.D_V + d_v[None, :], on_out)
     pair = statistics.lse_delta + place * 2
@@ -777,17 +779,12 @@ def summed_rows(
             # the rounding of that difference would show.
             sides = statistics.far_lse_delta + (bh * sizes.n_q + first_row) * 2
             far_lse, far_delta = lse_and_delta(sides, r, there, TILE.EVEN)
-            # Of a row that sees no key both are infinite, and any finite difference will do.
-            finite = tl.minimum(lse, 1e30)
-            left, d_left = (
-                (finite - tl.minimum(far_lse, 1e30))[None, :],
-                (delta - far_delta)[None, :],
-            )
+            left, d_left = (lse - far_lse)[None, :], (delta - far_delta)[None, :]
             right, d_right = left, d_left
             if not KIND.CAUSAL:
                 count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
                 far_lse, far_delta = lse_and_delta(sides + count * 2, r, there, TILE.EVEN)
-                right = (finite - tl.minimum(far_lse, 1e30))[None, :]
+                right = (lse - far_lse)[None, :]
                 d_right = (delta - far_delta)[None, :]
             if KIND.PER_ROW:
                 tails = Tails(left, 0.0, right, 0.0)
@@ -835,10 +832,13 @@ def mass_rows(d_mass, bh, first_row, sizes, KIND: tl.constexpr):
 
 @triton.jit
 def end_gradients(d_mass, r, there, KIND: tl.constexpr):
-    """The gradients of the masses at the table's two ends."""
+    """The gradients of the masses at the table's two ends; a causal call has the left one alone."""
     end = d_mass + r * (KIND.VALUE_LAST + 1)
     left = tl.load(end, mask=there, other=0.0)
-    return left, tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
+    right = left
+    if not KIND.CAUSAL:
+        right = tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
+    return left, right
 
 
 @triton.jit

@@ -10,7 +10,6 @@ from whence.kernels.fused.device.tile import (
     LOG2E,
     Place,
     RowBlock,
-    Tails,
     columns,
     dropout_factor,
     far_line,
@@ -352,7 +351,8 @@ def product_band(
     right *= product.scale
     tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
     tl.store(tails + r * bias.tail_q, left, mask=there)
-    tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
+    if not KIND.CAUSAL:
+        tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
     band = bias.band + KIND.MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
     STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
     for lag_start in tl.range(1, STOP, LAGS, num_stages=1):
@@ -372,9 +372,7 @@ def product_band(
         store_where(cells, total * (product.scale * LOG2E), inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
-    left = tl.load(tails + r * bias.tail_q, mask=there, other=0.0)
-    right = tl.load(tails + r * bias.tail_q + 2 * bias.tail_kind, mask=there, other=0.0)
-    return Tails(left * LOG2E, 0.0, right * LOG2E, 0.0)
+    return load_tails(bias, b, h, first_row + r, there, KIND)
 
 
 @triton.jit

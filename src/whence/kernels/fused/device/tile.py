@@ -111,7 +111,9 @@ def load_tails(bias, b, h, row, there, KIND: tl.constexpr):
         if KIND.PER_ROW or KIND.RAW_BAND:
             place = tails + row.to(tl.int64) * bias.tail_q
             left = tl.load(place, mask=there, other=0.0) * LOG2E
-            right = tl.load(place + 2 * kind, mask=there, other=0.0) * LOG2E
+            right = left
+            if not (KIND.CAUSAL and KIND.ENDS):  # that call has no right tail
+                right = tl.load(place + 2 * kind, mask=there, other=0.0) * LOG2E
             if KIND.SLOPES:
                 left_slope = tl.load(place + kind, mask=there, other=0.0) * LOG2E
                 right_slope = tl.load(place + 3 * kind, mask=there, other=0.0) * LOG2E
