@@ -107,7 +107,9 @@ def forward_kernel(
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
     if PRODUCT > 0:
-        tails = product_band(product, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT)
+        tails = product_band(
+            product, queries, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT
+        )
     else:
         tails = load_tails(bias, b, h, index, there, KIND)
     head = head_of(bias, visible, seed, b, h, sizes, KIND)
@@ -321,7 +323,7 @@ def far_softmax(far):
 
 @triton.jit
 def product_band(
-    product, bias, b, h, first_row, r, there, sizes, KIND: tl.constexpr, D: tl.constexpr
+    product, q, bias, b, h, first_row, r, there, sizes, KIND: tl.constexpr, D: tl.constexpr
 ):
     """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
 
@@ -330,9 +332,11 @@ def product_band(
     them as a product takes in its steps.
     """
     LAGS: tl.constexpr = KIND.LAGS
-    PIECE: tl.constexpr = 64 if D > 32 else 32
+    OF_Q: tl.constexpr = product.query.ptr is None  # the query is q
+    PIECE: tl.constexpr = KIND.BLOCK_D if OF_Q else (64 if D > 32 else 32)
     stride = product.query.stride_n
-    query = head_rows(product.query, b, h).ptr + first_row * stride
+    if not OF_Q:
+        query = head_rows(product.query, b, h).ptr + first_row * stride
     factor = product.factor.ptr + h * product.factor.stride_h
     LAST: tl.constexpr = KIND.LAST
     left = tl.zeros(r.shape, dtype=tl.float32)
@@ -340,7 +344,9 @@ def product_band(
     for start in tl.static_range(0, D, PIECE):
         d = start + tl.arange(0, PIECE)
         on = there[:, None] & (d < D)[None, :]
-        piece = tl.load(query + r[:, None] * stride + d[None, :], mask=on, other=0.0)
+        piece = q
+        if not OF_Q:
+            piece = tl.load(query + r[:, None] * stride + d[None, :], mask=on, other=0.0)
         whole = piece.to(tl.float32)
         first_lag = tl.load(factor + d, mask=d < D, other=0.0)
         left += tl.sum(whole * first_lag[None, :], 1)
@@ -360,9 +366,9 @@ def product_band(
         total = tl.zeros([r.shape[0], LAGS], dtype=tl.float32)
         for start in tl.static_range(0, D, PIECE):
             column = start + tl.arange(0, PIECE)[None, :]
-            row = query + r[:, None] * stride + column
             part = piece
             if D > PIECE:
+                row = query + r[:, None] * stride + column
                 part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
             entry = factor + lag[:, None] * D + column
             entries = tl.load(entry, mask=(lag < STOP)[:, None] & (column < D), other=0.0)
