@@ -51,7 +51,7 @@ STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, or with sums of
 # two tails of a head: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
-# The same for a causal forward kernel without far tiles, which then does not spill: four programs.
+# The same for a causal forward kernel in whole tiles, which then does not spill: four programs.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 
@@ -122,7 +122,7 @@ def forward(
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
     limit = _register_limit(call, tiles)
-    if limit is not None and even and alone and call.kind.CAUSAL and call.kind.ENDS:
+    if limit is not None and even and _causal_product(call.kind, masked=alone):
         limit = FEW_REGISTERS
     plan.launch(
         forward_kernel,
@@ -343,6 +343,12 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     wanted = (kind.VALUES and kind.PER_ROW) or (kind.GRAIN > 0 and not kind.CAUSAL)
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
     return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
+
+
+def _causal_product(kind: a.Kind, *, masked: bool = False) -> bool:
+    """Whether a causal call has a product as its band and, unless `masked`, hides nothing more."""
+    hidden = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.BEFORE
+    return kind.CAUSAL and kind.ENDS and (masked or not hidden)
 
 
 def _short_call(
