@@ -51,7 +51,8 @@ STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, or with sums of
 # two tails of a head: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
-# The same for a causal forward kernel in whole tiles, which then does not spill: four programs.
+# The same for causal kernels in whole tiles: four programs. Forward does not spill then, and the
+# query kernel six numbers, outside of its loops.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 
@@ -222,6 +223,9 @@ def backward(
     of_tails = ends and inputs.table is not None and same
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
+    limit = _register_limit(call, by_rows)
+    if limit is not None and even and _causal_product(call.kind):
+        limit = FEW_REGISTERS
     plan.launch(
         query_kernel,
         (ceil_div(n_q, by_rows.rows), b * h),
@@ -233,7 +237,7 @@ def backward(
         *a.scalars(call.sizes),
         warps=by_rows.warps,
         stages=by_rows.stages,
-        registers=_register_limit(call, by_rows),
+        registers=limit,
         KIND=call.kind,
         TILE=a.Tile(
             *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
