@@ -264,6 +264,10 @@ def backward(
         *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
         _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True),
     )
+    # With few rows a step, what this limit makes the causal kernel spill lies outside of its loops.
+    limit = None
+    if even and by_keys.rows <= 32 and _causal_product(call.kind):
+        limit = _register_limit(call, by_keys)
     plan.launch(
         key_kernel,
         (ceil_div(n_k, by_keys.keys), b * h_kv),
@@ -274,6 +278,7 @@ def backward(
         *a.scalars(call.sizes),
         warps=by_keys.warps,
         stages=by_keys.stages,
+        registers=limit,
         KIND=call.kind,
         TILE=key_tile,
     )
