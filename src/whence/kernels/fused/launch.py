@@ -221,6 +221,8 @@ def backward(
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
+    # With two tables, one far tile is taken for a near one: to start a loop for it costs as much.
+    spare = int(call.kind.ENDS and call.kind.VALUES and far is None)
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     limit = _register_limit(call, by_rows)
@@ -241,7 +243,7 @@ def backward(
         KIND=call.kind,
         TILE=a.Tile(
             *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
-            _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys),
+            _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys, spare=spare),
         ),
         BALANCED=balanced,
         TWICE=balanced and n_q <= FEW_ROWS,
@@ -262,7 +264,7 @@ def backward(
     even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     key_tile = a.Tile(
         *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
-        _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True),
+        _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
     )
     # With few rows a step, what this limit makes the causal kernel spill lies outside of its loops.
     limit = None
@@ -326,11 +328,19 @@ def is_short(
 
 
 def _all_near(
-    call: _Call, n: int, n_other: int, block: int, tile: int, *, by_keys: bool = False
+    call: _Call,
+    n: int,
+    n_other: int,
+    block: int,
+    tile: int,
+    *,
+    by_keys: bool = False,
+    spare: int = 0,
 ) -> bool:
     """Whether all keys that a block of n rows touches, of n_other, are near, in tiles of so many.
 
-    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range.
+    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range. So many
+    `spare` far tiles on each side count as near.
     """
     sizes = call.sizes
     if call.kind.EXTENT:  # only the device knows
@@ -340,10 +350,9 @@ def _all_near(
     if by_keys:
         start, after = -start, sizes.before
     first, last = (ceil_div(n, block) - 1) * block + start, min(block, n) - 1 + start
-    right = (
-        ceil_div(max(last + reach + 1, 0), tile) >= ceil_div(n_other, tile) or 0 <= after <= reach
-    )
-    return first - reach < tile and right
+    near_stop = ceil_div(max(last + reach + 1, 0), tile) + spare
+    right = near_stop >= ceil_div(n_other, tile) or 0 <= after <= reach
+    return first - reach < (1 + spare) * tile and right
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:

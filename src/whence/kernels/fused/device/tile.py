@@ -229,6 +229,8 @@ def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
         first = block * TILE.ROWS // SIDE * SIDE + sizes.q_start
         last = first + (SIDE - 1)
     near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
+    if TILE.ALONE:
+        near_start, near_stop = low, high
     return Range(low, near_start, near_stop, high)
 
 
@@ -248,6 +250,8 @@ def row_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
         first = block * TILE.KEYS // SIDE * SIDE - sizes.q_start
         last = first + (SIDE - 1)
     near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
+    if TILE.ALONE:
+        near_start, near_stop = low, high
     return Range(low, near_start, near_stop, high)
 
 
