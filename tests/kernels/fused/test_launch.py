@@ -605,7 +605,8 @@ def test_far_tiles_are_left_out_only_where_no_block_has_any(by_keys: bool) -> No
             after=window[1],
         )
         call: Any = SimpleNamespace(sizes=sizes, kind=SimpleNamespace(EXTENT=False))
-        if _all_near(call, n, n_other, block, tile, by_keys=by_keys):
+        spare = pick.choice([0, 1])
+        if _all_near(call, n, n_other, block, tile, by_keys=by_keys, spare=spare):
             left_out += 1
             for first in range(0, n, block):
                 low, near_low, near_high, high = _ranges(
@@ -617,7 +618,8 @@ def test_far_tiles_are_left_out_only_where_no_block_has_any(by_keys: bool) -> No
                     before,
                     after,
                 )
-                assert (near_low, near_high) == (low, high)
+                assert near_low - low <= spare * tile
+                assert high - near_high <= spare * tile
     assert 50 < left_out < 350
 
 

@@ -51,7 +51,8 @@ STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, or with sums of
 # two tails of a head: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
-# The same for a causal forward kernel without far tiles, which then does not spill: four programs.
+# The same for causal kernels in whole tiles: four programs. Forward does not spill then, and the
+# query kernel six numbers, outside of its loops.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 STRIPE_LAGS = 16  # of a program that sums stripes: few, so that there are many programs
@@ -123,7 +124,7 @@ def forward(
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
     limit = _register_limit(call, tiles)
-    if limit is not None and even and alone and call.kind.CAUSAL and call.kind.ENDS:
+    if limit is not None and even and _causal_product(call.kind, masked=alone):
         limit = FEW_REGISTERS
     plan.launch(
         forward_kernel,
@@ -229,8 +230,13 @@ def backward(
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
+    # With two tables, one far tile is taken for a near one: to start a loop for it costs as much.
+    spare = int(call.kind.ENDS and call.kind.VALUES and far is None)
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
+    limit = _register_limit(call, by_rows)
+    if limit is not None and even and _causal_product(call.kind):
+        limit = FEW_REGISTERS
     plan.launch(
         query_kernel,
         (ceil_div(n_q, by_rows.rows), b * h),
@@ -242,11 +248,11 @@ def backward(
         *a.scalars(call.sizes),
         warps=by_rows.warps,
         stages=by_rows.stages,
-        registers=_register_limit(call, by_rows),
+        registers=limit,
         KIND=call.kind,
         TILE=a.Tile(
             *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
-            _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys),
+            _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys, spare=spare),
         ),
         BALANCED=balanced,
         TWICE=balanced and (n_q <= FEW_ROWS or alone),
@@ -267,8 +273,12 @@ def backward(
     even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     key_tile = a.Tile(
         *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
-        _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True),
+        _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
     )
+    # With few rows a step, what this limit makes the causal kernel spill lies outside of its loops.
+    limit = None
+    if even and by_keys.rows <= 32 and _causal_product(call.kind):
+        limit = _register_limit(call, by_keys)
     plan.launch(
         key_kernel,
         (ceil_div(n_k, by_keys.keys), b * h_kv),
@@ -279,6 +289,7 @@ def backward(
         *a.scalars(call.sizes),
         warps=by_keys.warps,
         stages=by_keys.stages,
+        registers=limit,
         KIND=call.kind,
         TILE=key_tile,
         BY_WARP=stripes is not None and tiling.stripe_by_warp(by_keys, q.dtype),
@@ -327,11 +338,19 @@ def is_short(
 
 
 def _all_near(
-    call: _Call, n: int, n_other: int, block: int, tile: int, *, by_keys: bool = False
+    call: _Call,
+    n: int,
+    n_other: int,
+    block: int,
+    tile: int,
+    *,
+    by_keys: bool = False,
+    spare: int = 0,
 ) -> bool:
     """Whether all keys that a block of n rows touches, of n_other, are near, in tiles of so many.
 
-    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range.
+    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range. So many
+    `spare` far tiles on each side count as near.
     """
     sizes = call.sizes
     if call.kind.EXTENT:  # only the device knows
@@ -341,10 +360,9 @@ def _all_near(
     if by_keys:
         start, after = -start, sizes.before
     first, last = (ceil_div(n, block) - 1) * block + start, min(block, n) - 1 + start
-    right = (
-        ceil_div(max(last + reach + 1, 0), tile) >= ceil_div(n_other, tile) or 0 <= after <= reach
-    )
-    return first - reach < tile and right
+    near_stop = ceil_div(max(last + reach + 1, 0), tile) + spare
+    right = near_stop >= ceil_div(n_other, tile) or 0 <= after <= reach
+    return first - reach < (1 + spare) * tile and right
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
@@ -353,6 +371,12 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     wanted = (kind.VALUES and kind.PER_ROW) or kind.GRAIN > 0
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
     return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
+
+
+def _causal_product(kind: a.Kind, *, masked: bool = False) -> bool:
+    """Whether a causal call has a product as its band and, unless `masked`, hides nothing more."""
+    hidden = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.BEFORE
+    return kind.CAUSAL and kind.ENDS and (masked or not hidden)
 
 
 def _short_call(

@@ -18,7 +18,7 @@ hardware's exp2 serves in place of exp.
 **The laid-out band** (band.py) is a head's band in base 2, with its tails on both sides as far as a
 near tile can touch, and with -inf outside the window: a near tile then needs no comparison. The
 band of each query row holds the lags that the row sees, and a near tile compares for the tails
-(row_numbers in tile.py).
+(row_numbers and load_between_ends in tile.py).
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It

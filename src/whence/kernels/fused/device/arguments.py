@@ -58,7 +58,7 @@ class Table(NamedTuple):
 class Product(NamedTuple):
     """The factors of a band that is scale * query @ factor^T."""
 
-    query: Rows
+    query: Rows  # no rows if it is q, and forward has it in one tile
     factor: Table
     scale: Any
 
@@ -244,7 +244,9 @@ def product_of(q: Any, product: Any) -> Product | None:
     """The factors of a band that is a product."""
     if product is None:
         return None
-    query = q if product.query is None else product.query
+    query = product.query
+    if query is None and q.shape[-1] > 64:  # read in pieces
+        query = q
     table = Table(product.table, *strides_of(product.table, 0))
     return Product(rows_of(query), table, product.scale)
 

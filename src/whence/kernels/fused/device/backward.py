@@ -28,6 +28,8 @@ from whence.kernels.fused.device.tile import (
     head_of,
     head_rows,
     key_range,
+    lags_of,
+    load_between_ends,
     load_far,
     load_rows,
     load_tails,
@@ -40,13 +42,15 @@ from whence.kernels.fused.device.tile import (
     reach_of,
     read_by_now,
     region_of,
-    row_numbers,
     row_range,
+    rows_there,
     sizes_of,
     skewed,
     store_between_ends,
+    store_where,
     table_product,
     visible_cells,
+    where_negative,
     wide,
     within,
 )
@@ -136,10 +140,11 @@ def tile_gradient(
         weights = tl.where(seen, weights, 0.0)
     if KIND.VALUES and not PREPARED:
         if REGION == 1:
-            d_right = 0.0 if KIND.CAUSAL else d_mass.right
-            d_weights += row_numbers(
+            # In a causal call the weights to the right are 0, and any finite number will do there.
+            d_right = d_mass.left if KIND.CAUSAL else d_mass.right
+            d_weights += load_between_ends(
                 *(d_mass.ptr, place, d_mass.left, d_right, sizes),
-                *(KIND.VALUE_LAST, True, KIND, EVEN, not BY_KEYS),
+                *(KIND.VALUE_LAST, KIND.CAUSAL, EVEN, not BY_KEYS),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left
@@ -234,7 +239,7 @@ def query_kernel(
     index = block * ROWS + r
     row = index.to(tl.int64)
     first_row = block.to(tl.int64) * ROWS
-    there = index < sizes.n_q
+    there = rows_there(index, r, sizes, KIND, TILE)
     place = bh * sizes.n_q + row
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
@@ -245,6 +250,8 @@ def query_kernel(
     d_rows = head_rows(d_out, b, h).ptr + row[:, None] * d_out.stride_n
     d_tile = tl.load(d_rows + d_v[None, :], mask=on_out, other=0.0)
     lse = tl.load(output.lse + place, mask=there, other=0.0)
+    if KIND.PER_ROW or KIND.VALUES:
+        lse = tl.minimum(lse, 1e30)  # the key kernel subtracts: of no key it is infinite
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)[:, None]
     delta = delta_of(output, d_tile, packed * KIND.D_V + d_v[None, :], on_out)
     pair = statistics.lse_delta + place * 2
@@ -542,7 +549,7 @@ def summed_keys(
             False,
         )
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
-        lag = cols[None, :] - (first_row + r + sizes.q_start)
+        lag = lags_of(place, sizes)
         if gradients.d_band is not None and REGION == 1:
             zero = block - (first_row + sizes.q_start) + sizes.reach
             there = (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
@@ -559,11 +566,15 @@ def summed_keys(
         if TAIL_SUMS and MASSES and (REGION == 2 or (REGION == 1 and KIND.GRAIN > 0)):
             mass += part_sums(weights)
         if TAIL_SUMS and REGION == 1 and KIND.GRAIN == 0:
-            d_left += part_sums(tl.where(lag < -reach, d_logits, 0.0))
+            in_left = lag < -reach
+            if ENDS:
+                d_left += part_sums(where_negative(lag + reach, d_logits))
+            else:
+                d_left += part_sums(tl.where(in_left, d_logits, 0.0))
             if MASSES and LEFT_REST:
-                left_mass -= part_sums(tl.where(lag < -reach, 0.0, weights))
+                left_mass -= part_sums(tl.where(in_left, 0.0, weights))
             elif MASSES:
-                left_mass += part_sums(tl.where(lag < -reach, weights, 0.0))
+                left_mass += part_sums(tl.where(in_left, weights, 0.0))
             if not KIND.CAUSAL:
                 d_right += part_sums(tl.where(lag > reach, d_logits, 0.0))
                 if MASSES:
@@ -629,7 +640,8 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
         part = tl.zeros([d_out.shape[0], LAGS], dtype=tl.float32)
         part = table_product(d_out, vectors, part, KIND)
         inside = there[:, None] & (lag < STOP)[None, :]
-        tl.store(d_mass + (rows.r[:, None] * (LAST + 1) + lag[None, :]), part, mask=inside)
+        cells = (d_mass + lag[None, :]) + rows.r[:, None] * (LAST + 1)
+        store_where(cells, part, inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
     return end_gradients(d_mass, rows.r, there, KIND)
@@ -825,17 +837,12 @@ def summed_rows(
             # the rounding of that difference would show.
             sides = statistics.far_lse_delta + (bh * sizes.n_q + first_row) * 2
             far_lse, far_delta = lse_and_delta(sides, r, there, TILE.EVEN)
-            # Of a row that sees no key both are infinite, and any finite difference will do.
-            finite = tl.minimum(lse, 1e30)
-            left, d_left = (
-                (finite - tl.minimum(far_lse, 1e30))[None, :],
-                (delta - far_delta)[None, :],
-            )
+            left, d_left = (lse - far_lse)[None, :], (delta - far_delta)[None, :]
             right, d_right = left, d_left
             if not KIND.CAUSAL:
                 count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
                 far_lse, far_delta = lse_and_delta(sides + count * 2, r, there, TILE.EVEN)
-                right = (finite - tl.minimum(far_lse, 1e30))[None, :]
+                right = (lse - far_lse)[None, :]
                 d_right = (delta - far_delta)[None, :]
             if KIND.PER_ROW:
                 tails = Tails(left, 0.0, right, 0.0)
@@ -894,10 +901,13 @@ def mass_rows(d_mass, bh, first_row, sizes, KIND: tl.constexpr):
 
 @triton.jit
 def end_gradients(d_mass, r, there, KIND: tl.constexpr):
-    """The gradients of the masses at the table's two ends."""
+    """The gradients of the masses at the table's two ends; a causal call has the left one alone."""
     end = d_mass + r * (KIND.VALUE_LAST + 1)
     left = tl.load(end, mask=there, other=0.0)
-    return left, tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
+    right = left
+    if not KIND.CAUSAL:
+        right = tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
+    return left, right
 
 
 @triton.jit

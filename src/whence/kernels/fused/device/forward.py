@@ -10,7 +10,6 @@ from whence.kernels.fused.device.tile import (
     LOG2E,
     Place,
     RowBlock,
-    Tails,
     columns,
     dropout_keeps,
     far_line,
@@ -19,8 +18,10 @@ from whence.kernels.fused.device.tile import (
     head_rows,
     in_two,
     key_range,
+    lags_of,
     left_end,
     load_far,
+    load_in_place,
     load_rows,
     load_tails,
     longest_first,
@@ -34,8 +35,10 @@ from whence.kernels.fused.device.tile import (
     right_end,
     rounded_to,
     rounding_residual,
+    rows_there,
     sizes_of,
     store_between_ends,
+    store_where,
     table_product,
     visible_cells,
 )
@@ -93,7 +96,7 @@ def forward_kernel(
     index = block * ROWS + r
     row = index.to(tl.int64)
     first_row = block.to(tl.int64) * ROWS
-    there = index < sizes.n_q
+    there = rows_there(index, r, sizes, KIND, TILE)
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
     queries = tl.load(
@@ -104,7 +107,9 @@ def forward_kernel(
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
     if PRODUCT > 0:
-        tails = product_band(product, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT)
+        tails = product_band(
+            product, queries, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT
+        )
     else:
         tails = load_tails(bias, b, h, index, there, KIND)
     head = head_of(bias, visible, seed, b, h, sizes, KIND)
@@ -219,8 +224,8 @@ def attended(
             logits *= scale
             factor = 1.0
         shift = 0.0
+        place = Place(rows.first_row, r[:, None], block, c[None, :])
         if NEAR_BAND:
-            place = Place(rows.first_row, r[:, None], block, c[None, :])
             logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, True)
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
@@ -247,7 +252,7 @@ def attended(
             if KIND.VALUES and REGION != 1:
                 weight = tl.sum(weights, 1)
         if KIND.VALUES:
-            lag = col - (row + sizes.q_start)
+            lag = lags_of(place, sizes)
             if not left_is_rest(KIND):
                 left_mass = left_mass * shrink
                 if REGION == 0:
@@ -329,7 +334,7 @@ def far_softmax(far):
 
 @triton.jit
 def product_band(
-    product, bias, b, h, first_row, r, there, sizes, KIND: tl.constexpr, D: tl.constexpr
+    product, q, bias, b, h, first_row, r, there, sizes, KIND: tl.constexpr, D: tl.constexpr
 ):
     """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
 
@@ -338,9 +343,11 @@ def product_band(
     them as a product takes in its steps.
     """
     LAGS: tl.constexpr = KIND.LAGS
-    PIECE: tl.constexpr = 64 if D > 32 else 32
+    OF_Q: tl.constexpr = product.query.ptr is None  # the query is q
+    PIECE: tl.constexpr = KIND.BLOCK_D if OF_Q else (64 if D > 32 else 32)
     stride = product.query.stride_n
-    query = head_rows(product.query, b, h).ptr + first_row * stride
+    if not OF_Q:
+        query = head_rows(product.query, b, h).ptr + first_row * stride
     factor = product.factor.ptr + h * product.factor.stride_h
     LAST: tl.constexpr = KIND.LAST
     left = tl.zeros(r.shape, dtype=tl.float32)
@@ -348,7 +355,9 @@ def product_band(
     for start in tl.static_range(0, D, PIECE):
         d = start + tl.arange(0, PIECE)
         on = there[:, None] & (d < D)[None, :]
-        piece = tl.load(query + r[:, None] * stride + d[None, :], mask=on, other=0.0)
+        piece = q
+        if not OF_Q:
+            piece = tl.load(query + r[:, None] * stride + d[None, :], mask=on, other=0.0)
         whole = piece.to(tl.float32)
         first_lag = tl.load(factor + d, mask=d < D, other=0.0)
         left += tl.sum(whole * first_lag[None, :], 1)
@@ -359,7 +368,8 @@ def product_band(
     right *= product.scale
     tails = bias.tails + b * bias.tail_b + h * bias.tail_h + first_row * bias.tail_q
     tl.store(tails + r * bias.tail_q, left, mask=there)
-    tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
+    if not KIND.CAUSAL:
+        tl.store(tails + r * bias.tail_q + 2 * bias.tail_kind, right, mask=there)
     band = bias.band + KIND.MARGIN + b * bias.band_b + h * bias.band_h + first_row * bias.band_q
     STOP: tl.constexpr = LAST + 1 if KIND.CAUSAL else LAST  # of the lags between the ends
     for lag_start in tl.range(1, STOP, LAGS, num_stages=1):
@@ -367,21 +377,19 @@ def product_band(
         total = tl.zeros([r.shape[0], LAGS], dtype=tl.float32)
         for start in tl.static_range(0, D, PIECE):
             column = start + tl.arange(0, PIECE)[None, :]
-            row = query + r[:, None] * stride + column
             part = piece
             if D > PIECE:
+                row = query + r[:, None] * stride + column
                 part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)
             entry = factor + lag[:, None] * D + column
             entries = tl.load(entry, mask=(lag < STOP)[:, None] & (column < D), other=0.0)
             total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < STOP)[None, :]
-        cells = band + (r[:, None] * (LAST + 1) + lag[None, :])
-        tl.store(cells, total * (product.scale * LOG2E), mask=inside)
+        cells = (band + lag[None, :]) + r[:, None] * (LAST + 1)
+        store_where(cells, total * (product.scale * LOG2E), inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
-    left = tl.load(tails + r * bias.tail_q, mask=there, other=0.0)
-    right = tl.load(tails + r * bias.tail_q + 2 * bias.tail_kind, mask=there, other=0.0)
-    return Tails(left * LOG2E, 0.0, right * LOG2E, 0.0)
+    return load_tails(bias, b, h, first_row + r, there, KIND)
 
 
 @triton.jit
@@ -417,15 +425,18 @@ def with_table(
     for start in tl.range(1, STOP, LAGS, num_stages=1):
         lag = start + tl.arange(0, LAGS)
         cols = first + r[:, None] + (lag - sizes.value_reach)[None, :]
-        places = mass + (r[:, None] * (LAST + 1) + lag[None, :])
+        places = (mass + lag[None, :]) + r[:, None] * (LAST + 1)
         inside = there[:, None] & (lag < STOP)[None, :]
-        tile = tl.load(places, mask=inside & (cols >= low) & (cols < high), other=float("-inf"))
+        nothing = float("-inf")
+        index = tl.where(inside, cols - low, -1)
+        tile = load_in_place(places, nothing, nothing, index, high - low, True)
         masses = tl.exp2(tile - lse[:, None])
         if KIND.DROPOUT:
             masses = masses / (1.0 - sizes.dropout)
         if left_is_rest(KIND):
             left_mass -= tl.sum(masses, 1)
-        tl.store(places, masses, mask=inside)
+        tl.debug_barrier()  # a cell may be loaded by several threads
+        store_where(places, masses, inside)
         vectors = tl.load(
             table + lag[:, None] * KIND.D_V + d_v[None, :],
             mask=(lag < STOP)[:, None] & (d_v < KIND.D_V)[None, :],

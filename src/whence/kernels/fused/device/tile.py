@@ -111,7 +111,9 @@ def load_tails(bias, b, h, row, there, KIND: tl.constexpr):
         if KIND.PER_ROW or KIND.RAW_BAND:
             place = tails + row.to(tl.int64) * bias.tail_q
             left = tl.load(place, mask=there, other=0.0) * LOG2E
-            right = tl.load(place + 2 * kind, mask=there, other=0.0) * LOG2E
+            right = left
+            if not (KIND.CAUSAL and KIND.ENDS):  # that call has no right tail
+                right = tl.load(place + 2 * kind, mask=there, other=0.0) * LOG2E
             if KIND.SLOPES:
                 left_slope = tl.load(place + kind, mask=there, other=0.0) * LOG2E
                 right_slope = tl.load(place + 3 * kind, mask=there, other=0.0) * LOG2E
@@ -203,6 +205,15 @@ def longest_first(KIND: tl.constexpr):
 
 
 @triton.jit
+def rows_there(index, r, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """Which rows of a block exist."""
+    there = index < sizes.n_q
+    if TILE.EVEN and KIND.VALUES:
+        there = r >= 0  # as the compiler knows: it masks nothing
+    return there
+
+
+@triton.jit
 def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """The keys that a block of rows touches: those in its window, in whole tiles."""
     first = block * TILE.ROWS + sizes.q_start
@@ -218,6 +229,8 @@ def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
         first = block * TILE.ROWS // SIDE * SIDE + sizes.q_start
         last = first + (SIDE - 1)
     near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
+    if TILE.ALONE:
+        near_start, near_stop = low, high
     return Range(low, near_start, near_stop, high)
 
 
@@ -237,6 +250,8 @@ def row_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
         first = block * TILE.KEYS // SIDE * SIDE - sizes.q_start
         last = first + (SIDE - 1)
     near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
+    if TILE.ALONE:
+        near_start, near_stop = low, high
     return Range(low, near_start, near_stop, high)
 
 
@@ -381,6 +396,25 @@ def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def lags_of(place, sizes):
+    """The lag of every cell of a tile, as a number of the thread plus one of the register.
+
+    In tensor cores' layout of a tile, the cells of a thread differ by 8 on the first axis, and on
+    the second axis in all bits but two. Told so, the compiler sees which cells of a thread have the
+    same lag, and compares it once for them.
+    """
+    ahead = place.first_key - (place.first_row + sizes.q_start)
+    r, c = place.r, place.c
+    if r.shape[0] == 1:
+        of_thread = (c & ~8) - (r & 6)
+        of_register = (c & 8) - (r & ~6)
+    else:
+        of_thread = (c & 6) - (r & ~8)
+        of_register = (c & ~6) - (r & 8)
+    return (ahead + of_thread) + of_register
+
+
+@triton.jit
 def store_between_ends(
     ptr, cells, lag, zero, r, c, there, LAST: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr
 ):
@@ -395,22 +429,45 @@ def store_between_ends(
 
 
 @triton.jit
+def load_between_ends(
+    ptr,
+    place,
+    left,  # the number of a cell beyond the left end, [m, 1]
+    right,
+    sizes,
+    LAST: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr,
+    OWN: tl.constexpr,  # this program wrote them
+):
+    """Numbers that belong to a row and a lag between its ends, for the cells of a near tile.
+
+    They lie in a matrix [row, lag] that begins at `ptr`, with places 0 to LAST in a row.
+    """
+    FIRST: tl.constexpr = left_end(LAST, CAUSAL) + 1
+    COUNT: tl.constexpr = right_end(LAST, CAUSAL) - FIRST
+    zero = place.first_key - (place.first_row + sizes.q_start) + reach_of(LAST, CAUSAL)
+    source = skewed(ptr, zero, place.r, place.c, LAST)
+    index = lags_of(place, sizes) - FIRST
+    if not EVEN:  # a row that does not exist has the number of its tail
+        index = tl.where(place.first_row + place.r < sizes.n_q, index, -1)
+    return load_in_place(source, left, right, index, COUNT, OWN)
+
+
+@triton.jit
 def row_numbers(
     ptr,
     place,
     left,  # the number of every lag in the left tail, [m, 1]
     right,
     sizes,
-    LAST: tl.constexpr,
-    ENDS: tl.constexpr,  # the tails begin with the first and last lag of a row
     KIND: tl.constexpr,
     EVEN: tl.constexpr,
-    OWN: tl.constexpr,  # this program wrote them
 ):
-    """Numbers that belong to a row and a lag, for the cells of a near tile.
+    """Numbers that belong to a row and a lag, of a caller's band, for the cells of a near tile.
 
-    They lie in a matrix [row, lag] that begins at `ptr`, with places 0 to LAST in a row. A cell
-    whose lag is not among them first gets a number of another row, or of the margin around the
+    They lie in a matrix [row, lag] that begins at `ptr`. Its reach may change with the length. A
+    cell whose lag is not among them first gets a number of another row, or of the margin around the
     matrix.
     """
     ahead = place.first_key - (place.first_row + sizes.q_start)
@@ -420,17 +477,10 @@ def row_numbers(
         last_row = sizes.n_q - 1 - place.first_row
         lag = ahead + (place.c - tl.where(r <= last_row, r, 2**30))
         r = tl.minimum(r, last_row)
-    if ENDS:
-        cells = skewed(ptr, ahead + reach_of(LAST, KIND.CAUSAL), r, place.c, LAST)
-        in_left = lag <= left_end(LAST, KIND.CAUSAL)
-        in_right = lag >= right_end(LAST, KIND.CAUSAL)
-    else:  # a caller's band, whose reach may change with the length
-        last = sizes.reach if KIND.CAUSAL else 2 * sizes.reach
-        cells = skewed(ptr, ahead + sizes.reach, r, place.c, last)
-        in_left = lag < -sizes.reach
-        in_right = lag > 0 if KIND.CAUSAL else lag > sizes.reach
-    numbers = tl.where(in_left, left, read_in_place(cells, OWN))
-    return tl.where(in_right, right, numbers)
+    last = sizes.reach if KIND.CAUSAL else 2 * sizes.reach
+    cells = skewed(ptr, ahead + sizes.reach, r, place.c, last)
+    numbers = tl.where(lag < -sizes.reach, left, read_in_place(cells))
+    return tl.where(lag > 0 if KIND.CAUSAL else lag > sizes.reach, right, numbers)
 
 
 @triton.jit
@@ -471,22 +521,25 @@ def near_bias(
             left += tails.left_slope * distance
             if not KIND.CAUSAL:
                 right += tails.right_slope * distance
-        bias = row_numbers(
-            *(head.band, place, left, right, sizes),
-            *(KIND.LAST, KIND.ENDS, KIND, EVEN, OWN_BAND),
-        )
+        if KIND.ENDS:
+            bias = load_between_ends(
+                *(head.band, place, left, right, sizes),
+                *(KIND.LAST, KIND.CAUSAL, EVEN, OWN_BAND),
+            )
+        else:
+            bias = row_numbers(head.band, place, left, right, sizes, KIND, EVEN)
     else:
         # Rows are counted from the last, so that both terms grow with the index of a register. Then
         # the compiler sees which cells of a thread have the same lag, and reads it once for them.
         LAST: tl.constexpr = place.r.shape[0] * place.r.shape[1] - 1
         line = head.band + (ahead + sizes.edge - LAST) + (LAST - place.r)
-        bias = read_in_place(line + place.c, False)
+        bias = read_in_place(line + place.c)
     return bias
 
 
 @triton.jit
-def read_in_place(ptr, OWN: tl.constexpr):
-    """The float32 at each of these addresses, which no program writes, or this one wrote (OWN).
+def read_in_place(ptr):
+    """The float32 at each of these addresses, which no program writes.
 
     A thread reads the cells that it needs. tl.load would let it read cells that lie side by side in
     memory, and move each cell to the thread that needs it through shared memory.
@@ -495,9 +548,40 @@ def read_in_place(ptr, OWN: tl.constexpr):
         cells = tl.load(ptr)
     else:
         cells = tl.inline_asm_elementwise(
-            "ld.global.f32 $0, [$1];" if OWN else "ld.global.nc.f32 $0, [$1];",
-            "=f,l",
-            [ptr.to(tl.int64)],
+            *("ld.global.nc.f32 $0, [$1];", "=f,l", [ptr.to(tl.int64)]),
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return cells
+
+
+@triton.constexpr_function
+def predicated_load(own):
+    """The instructions that load $0 from address $1 if 0 <= $4 < $5.
+
+    Below that they copy $2, above it $3.
+    """
+    load = "ld.global.f32" if own else "ld.global.nc.f32"
+    beyond = "setp.lt.s32 p, $4, 0; selp.f32 $0, $2, $3, p;"
+    return f"{{ .reg .pred p; {beyond} setp.lt.u32 p, $4, $5; @p {load} $0, [$1]; }}"
+
+
+@triton.jit
+def load_in_place(ptr, left, right, place, count, OWN: tl.constexpr):
+    """The float32 cells with 0 <= place < count, each loaded by the thread that needs it.
+
+    Others are `left` or `right`. Few cells of a near tile are loaded, and a warp without any reads
+    nothing. No program writes them, or this one wrote them (OWN). See read_in_place.
+    """
+    if INTERPRETED:
+        other = tl.where(place < 0, left, right)
+        cells = tl.load(ptr, mask=(place >= 0) & (place < count), other=other)
+    else:
+        cells = tl.inline_asm_elementwise(
+            predicated_load(OWN),
+            "=f,l,f,f,r,r",
+            [ptr.to(tl.int64), left, right, place, count],
             dtype=tl.float32,
             is_pure=not OWN,
             pack=1,
@@ -519,30 +603,49 @@ def read_by_now(cells):
     return cells
 
 
-@triton.constexpr_function
-def predicated_store(count):
-    """The instructions that store $2 at address $1 if 0 <= $3 < count; $0 is a result to ignore."""
-    store = f"setp.lt.u32 p, $3, {count}; @p st.global.f32 [$1], $2;"
-    return f"{{ .reg .pred p; {store} mov.u32 $0, 0; }}"
-
-
 @triton.jit
-def store_in_place(ptr, cells, place, COUNT: tl.constexpr):
-    """Stores the float32 cells with 0 <= place < COUNT, each by the thread that has it.
+def store_in_place(ptr, cells, place, count):
+    """Stores the float32 cells with 0 <= place < count, each by the thread that has it.
 
     tl.store would first move cells through shared memory, to threads that store them side by side.
     """
     if INTERPRETED:
-        tl.store(ptr, cells, mask=(place >= 0) & (place < COUNT))
+        tl.store(ptr, cells, mask=(place >= 0) & (place < count))
     else:
         tl.inline_asm_elementwise(
-            predicated_store(COUNT),
-            "=r,l,f,r",
-            [ptr.to(tl.int64), cells, place],
+            "{ .reg .pred p; setp.lt.u32 p, $3, $4; @p st.global.f32 [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,f,r,r",
+            [ptr.to(tl.int64), cells, place, count],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
+
+
+@triton.jit
+def store_where(ptr, cells, mask):
+    """Stores the float32 cells of a mask, each by the thread that has it."""
+    store_in_place(ptr, cells, tl.where(mask, 0, 1), 1)
+
+
+@triton.jit
+def where_negative(x, y):
+    """The float32 y where the whole number x is negative, and 0 elsewhere.
+
+    Without a comparison: a near tile compares so much that the compiler runs out of predicates, and
+    packing them into registers costs more than the comparisons.
+    """
+    if INTERPRETED:
+        cells = tl.where(x < 0, y, 0.0)
+    else:
+        cells = tl.inline_asm_elementwise(
+            "{ .reg .b32 sign; shr.s32 sign, $1, 31; and.b32 $0, sign, $2; }",
+            *("=f,r,f", [x, y]),
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    return cells
 
 
 @triton.jit
@@ -590,12 +693,13 @@ def leading_digits(x):
 
 @triton.jit
 def table_product(x, table, acc, KIND: tl.constexpr):
-    """acc + x @ table^T with float32's digits; x has the dtype of the call, the table float32."""
-    if x.dtype == tl.bfloat16 and not INTERPRETED:  # a table in three parts of eight digits each
-        leading = rounded_to(table, tl.bfloat16)
-        middle, lower = in_two(table - leading.to(tl.float32), tl.bfloat16)
+    """acc + x @ table^T; x has the dtype of the call, the table float32.
+
+    The table keeps float32's digits, or sixteen beside queries in bfloat16, which have eight.
+    """
+    if x.dtype == tl.bfloat16 and not INTERPRETED:
+        leading, lower = in_two(table, tl.bfloat16)
         acc = tl.dot(x, tl.trans(lower), acc)
-        acc = tl.dot(x, tl.trans(middle), acc)
         acc = tl.dot(x, tl.trans(leading), acc)
     else:
         x = x.to(tl.float32)
