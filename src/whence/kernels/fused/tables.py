@@ -106,10 +106,6 @@ def _product_gradient(
     runs = ceil_div(blocks, steps)
     lags = min(PRODUCT_SIDE, max(16, power_of_two(width)))
     piece = min(PRODUCT_SIDE, max(narrowest(), power_of_two(d)))
-    # With few lags, the next step's rows are loaded during this one. Three programs are at work on
-    # a multiprocessor, if their registers leave room.
-    few = lags <= 32 and piece <= 64 and query.dtype != torch.float32
-    stages, registers = (2, 168) if few else (1, None)
     sums = plan.empty((runs, h, width, d), torch.float32) if table_too else None
     if d_query is None and sums is None:
         return None
@@ -119,7 +115,6 @@ def _product_gradient(
         *(gradient, a.rows_of(query), a.table_of(table), a.rows_of(d_query), sums),
         *(n_q, *(seen or Seen(0, 0, 0, 0, 0)), blocks, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
-        registers=registers,
         KIND=ProductKind(
             LAST=width - 1,
             D=d,
@@ -129,7 +124,7 @@ def _product_gradient(
             ADDED=added,
             PARTLY=seen is not None,
             EVEN=n_q % rows == 0 and blocks % steps == 0,
-            STAGES=stages,
+            STAGES=1,
             PRECISION="ieee" if _misread(query) else a.precision_of(query),
             PARTS=parts,
         ),
