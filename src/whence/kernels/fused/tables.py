@@ -124,7 +124,6 @@ def _product_gradient(
             ADDED=added,
             PARTLY=seen is not None,
             EVEN=n_q % rows == 0 and blocks % steps == 0,
-            STAGES=1,
             PRECISION="ieee" if _misread(query) else a.precision_of(query),
             PARTS=parts,
         ),

@@ -26,17 +26,15 @@ class Seen(NamedTuple):
 def gradient_tile(d_band, bh, first_row, r, place, n_q, seen, KIND: tl.constexpr):
     """A tile of the band's gradient."""
     WIDTH: tl.constexpr = KIND.LAST + 1
-    cells = (d_band + (bh * n_q + first_row) * WIDTH + place) + r[:, None] * WIDTH
+    cells = d_band + (bh * n_q + first_row) * WIDTH + (r[:, None] * WIDTH + place)
     written = place < WIDTH
-    if KIND.PARTLY:  # what does not depend on the row is chosen once: a cell compares one number
-        is_end = (place == 0) | (place == seen.right)
-        is_inner = (place < WIDTH) & (place >= seen.first) & (place <= seen.final)
-        key = tl.where(is_inner, seen.start + first_row + place, -(2**30))
-        key = tl.where(is_end, 0, key)
-        stop = tl.where(is_end, 2**30, seen.n_k)
-        written = (r[:, None] + key).to(tl.uint32) < stop.to(tl.uint32)
     if not KIND.EVEN:
         written = written & (first_row + r < n_q)[:, None]
+    if KIND.PARTLY:
+        key = seen.start + first_row + (r[:, None] + place)
+        inner = (key.to(tl.uint32) < seen.n_k.to(tl.uint32)) & (place >= seen.first)
+        inner = inner & (place <= seen.final)
+        written = written & (inner | (place == 0) | (place == seen.right))
     return tl.load(cells, mask=written, other=0.0)
 
 
@@ -51,7 +49,6 @@ class ProductKind(NamedTuple):
     ADDED: bool  # d_query is added to what is there
     PARTLY: bool  # some cells of the band's gradient were not written
     EVEN: bool  # all rows of all steps exist
-    STAGES: int  # of the software pipeline
     PRECISION: str
     PARTS: int  # of the dtype, 2 or 3, in which the table's gradient takes a float32
 
@@ -102,28 +99,22 @@ def product_gradient_kernel(
             vectors = tl.load(factor + lag[:, None] * D, mask=on_table, other=0.0)
             table_leading, table_lower = in_two(vectors, DTYPE)
     r = tl.arange(0, ROWS)
-    block = tl.program_id(0) * steps
-    b = (block // of_sequence).to(tl.int64)
-    first_row = block % of_sequence * ROWS
-    for step in tl.range(0, steps, num_stages=KIND.STAGES):
+    for step in tl.range(0, steps, num_stages=1):
+        block = tl.program_id(0) * steps + step
+        b = (block // of_sequence).to(tl.int64)
+        first_row = block % of_sequence * ROWS
         if not KIND.EVEN:  # of a block that does not exist, no row does
-            b = tl.where(block + step < blocks, b, 0)
-            first_row = tl.where(block + step < blocks, first_row, n_q)
+            b = tl.where(block < blocks, b, 0)
+            first_row = tl.where(block < blocks, first_row, n_q)
         bh = b * tl.num_programs(1) + h
         row = first_row + r
         there = on_d
         if not KIND.EVEN:
             there = there & (row < n_q)[:, None]
         d_band = gradient_tile(gradient, bh, first_row, r, lag[None, :], n_q, seen, KIND)
-        if d_query.ptr is not None:
-            target = head_rows(d_query, b, h).ptr + first_row.to(tl.int64) * d_query.stride_n
-            cells = target + (r[:, None] * d_query.stride_n + d[None, :])
-            d_rows = tl.zeros([ROWS, PIECE], dtype=tl.float32)
-            if KIND.ADDED and WHOLE:  # loaded before the products, which it does not wait for
-                before = tl.load(cells, mask=there, other=0.0)
         if sums is not None:
-            source = head_rows(query, b, h).ptr + first_row.to(tl.int64) * query.stride_n
-            place = source + (r[:, None] * query.stride_n + d[None, :])
+            source = head_rows(query, b, h).ptr + d[None, :]
+            place = source + row.to(tl.int64)[:, None] * query.stride_n
             rows = tl.load(place, mask=there, other=0.0)
             leading = d_band
             if PRECISION == "ieee":
@@ -136,28 +127,26 @@ def product_gradient_kernel(
                 total = tl.dot(tl.trans(rows), lower, total)
             total = tl.dot(tl.trans(rows), leading, total, input_precision=PRECISION)
         if d_query.ptr is not None:
-            if WHOLE:
-                d_rows = product_in_parts(d_band, table_leading, table_lower, d_rows, KIND) * scale
-                if KIND.ADDED:
-                    d_rows += before.to(tl.float32)
-                tl.store(cells, d_rows.to(d_query.ptr.dtype.element_ty), mask=there)
-            elif lag_block == 0:
-                for other in tl.range(0, WIDTH, LAGS, num_stages=1):
-                    each = other + tl.arange(0, LAGS)
-                    d_each = gradient_tile(
-                        gradient, bh, first_row, r, each[None, :], n_q, seen, KIND
-                    )
-                    on_table = (each < WIDTH)[:, None] & on_d
-                    part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
-                    table_leading, table_lower = in_two(part, DTYPE)
-                    d_rows = product_in_parts(d_each, table_leading, table_lower, d_rows, KIND)
+            target = head_rows(d_query, b, h).ptr + d[None, :]
+            cells = target + row.to(tl.int64)[:, None] * d_query.stride_n
+            if lag_block == 0:
+                d_rows = tl.zeros([ROWS, PIECE], dtype=tl.float32)
+                if WHOLE:
+                    d_rows = product_in_parts(d_band, table_leading, table_lower, d_rows, KIND)
+                else:
+                    for other in tl.range(0, WIDTH, LAGS, num_stages=1):
+                        each = other + tl.arange(0, LAGS)
+                        d_each = gradient_tile(
+                            gradient, bh, first_row, r, each[None, :], n_q, seen, KIND
+                        )
+                        on_table = (each < WIDTH)[:, None] & on_d
+                        part = tl.load(factor + each[:, None] * D, mask=on_table, other=0.0)
+                        table_leading, table_lower = in_two(part, DTYPE)
+                        d_rows = product_in_parts(d_each, table_leading, table_lower, d_rows, KIND)
                 d_rows *= scale
                 if KIND.ADDED:
                     d_rows += tl.load(cells, mask=there, other=0.0).to(tl.float32)
                 tl.store(cells, d_rows.to(d_query.ptr.dtype.element_ty), mask=there)
-        first_row += ROWS
-        b += first_row >= n_q
-        first_row = tl.where(first_row >= n_q, 0, first_row)
     if sums is not None:
         run = tl.program_id(0) * tl.num_programs(1) + h
         out = sums + run * WIDTH * D
