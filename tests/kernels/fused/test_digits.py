@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whence import LagValues, LowRankBias, attend
-from whence.lag import GAUSSIANS, LINE, CurveBias
+from whence.lag import BUCKETS, GAUSSIANS, LINE, CurveBias
 
 pytestmark = pytest.mark.triton
 
@@ -179,3 +179,11 @@ def test_a_curve_s_gradient_has_the_digits_of_a_value_table() -> None:
     v = torch.zeros_like(v)  # dS comes from the table alone
     wanted = found(q.double(), k.double(), v.double(), backend="reference")
     torch.testing.assert_close(found(q, k, v, backend="fused"), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_one_bucket_for_all_lags_gets_no_gradient() -> None:
+    """The same number for all keys does not change a softmax."""
+    q, k, v = heads(torch.float16)
+    table, bucket = torch.randn(4, 2).requires_grad_(), torch.tensor([1])
+    out = attend(q, k, v, bias=CurveBias(BUCKETS, 0, table, bucket), causal=True, backend="fused")
+    assert not gradients(out, [table])[0].any()

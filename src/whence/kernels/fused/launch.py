@@ -235,7 +235,8 @@ def backward(
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     limit = _register_limit(call, by_rows)
-    if limit is not None and even and _causal_product(call.kind):
+    few_keys = by_rows.keys <= tiling.NEAR
+    if limit is not None and even and few_keys and _causal_product(call.kind):
         limit = FEW_REGISTERS
     plan.launch(
         query_kernel,
@@ -366,9 +367,14 @@ def _all_near(
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
-    """MOST_REGISTERS for the kernels that it was measured to speed up, else None."""
+    """MOST_REGISTERS for the kernels that it was measured to speed up, else None.
+
+    A causal query kernel with sums of a tail and few keys a tile needs fewer, if nothing is said.
+    """
     kind = call.kind
-    wanted = (kind.VALUES and kind.PER_ROW) or kind.GRAIN > 0
+    wanted = (kind.VALUES and kind.PER_ROW) or (
+        kind.GRAIN > 0 and (tiles.keys > tiling.NEAR or not kind.CAUSAL)
+    )
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
     return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
 
@@ -635,6 +641,9 @@ def _curve_gradient(
         for x in curve.parameters
     ]
     first = curve.parameters[0]
+    if curve.name == "buckets" and curve.reach == 0:
+        # One number for all keys does not change a softmax.
+        return [plan.zeros(first.shape, torch.float32), None, None]
     heads = first.shape[-1] if curve.tails else first.shape[0]
     if d_band is not None and d_band.shape[0] > 1:  # one query: d_band is of each sequence
         d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False

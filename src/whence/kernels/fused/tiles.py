@@ -242,8 +242,8 @@ def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
 def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and keys a near step."""
     if kind.by_row:
-        tiles = _at_most(tiles, 64, 32)
-        return tiles, min(tiles.keys, NEAR)
+        tiles = _at_most(tiles, 64, 64 if _long_product(kind) else 32)
+        return tiles, tiles.keys
     # Half of a diagonal tile is masked out; sums of tails take registers.
     if kind.near_alone or kind.causal or kind.tail_sums:
         tiles = tiles._replace(rows=min(tiles.rows, 64))
@@ -263,8 +263,17 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
     if kind.near_alone and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)
-    small = kind.near_alone or kind.by_row or kind.d > 64
+    small = kind.near_alone or (kind.by_row and not _long_product(kind)) or kind.d > 64
     return tiles, min(tiles.rows, NEAR) if small else tiles.rows
+
+
+def _long_product(kind: TileKind) -> bool:
+    """Whether a band of each row is looked up in large near tiles too.
+
+    They are few in a long causal call, and in whole tiles without masks they have registers enough.
+    """
+    long = kind.n > SHORT and kind.n % 64 == 0 and kind.d <= 64
+    return kind.own_band and kind.causal and long and not kind.near_alone
 
 
 def _at_most(tiles: Tiles, rows: int, keys: int) -> Tiles:
