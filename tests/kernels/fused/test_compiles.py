@@ -1,6 +1,8 @@
 """Triton's compiler takes the kernels; its interpreter, in which they are tested, is less strict."""
 
+import ast
 import os
+import re
 from typing import Any
 
 import pytest
@@ -73,6 +75,21 @@ def test_a_curve_s_gradient_kernel_compiles(name: str) -> None:
     assert len(plan.compiled) == 1
 
 
+def assert_a_warp_stores_one_stripe(ttgir: str) -> None:
+    """Each warp waits for itself alone, so no other one may store into its stripe's room."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", ttgir, re.MULTILINE))
+    stores = [line for line in ttgir.splitlines() if "st.shared.v2" in line]
+    assert stores
+    for name in {x for line in stores for x in re.findall(r"tensor<[^,>]*, (#\w+)>", line)}:
+        bases = {
+            part: ast.literal_eval(found.group(1))
+            for part in ("lane", "warp")
+            if (found := re.search(rf"{part} = (\[\[.*?\]\])", layouts[name]))
+        }
+        assert bases["warp"] == [[1, 0, 0, 0], [2, 0, 0, 0]]
+        assert all(base[0] == 0 for base in bases["lane"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
@@ -105,6 +122,8 @@ def test_every_kernel_of_a_training_call_compiles(
         found = kernel.warmup(*groups, grid=(*grid, 1, 1)[:3], **constants, **options, **limit)
         assert "cubin" in found.asm
         names.append(kernel.fn.__name__)
+        if constants.get("BY_WARP"):
+            assert_a_warp_stores_one_stripe(found.asm["ttgir"])
 
     monkeypatch.setattr(Plan, "launch", launch)
     monkeypatch.setattr(backend, "refuse", lambda call: None)
@@ -112,12 +131,10 @@ def test_every_kernel_of_a_training_call_compiles(
     method = build(spec, n_heads=2, d_head=64, causal=causal, max_length=n)
     q, k, v = (torch.zeros(2, 2, n, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     PLANS.forget()
-    tiles.narrowest.cache_clear()
     try:
         with TILES.forced(TABLE[(9, 0)].sizes[64]):
             out = positioned_attention(method, q, k, v, causal=causal, backend="fused")
             out.backward(torch.zeros_like(out))
     finally:
         PLANS.forget()
-        tiles.narrowest.cache_clear()
     assert len(names) >= 3

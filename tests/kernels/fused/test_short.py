@@ -307,11 +307,7 @@ def test_tiles_of_a_head_are_as_wide_as_an_old_ptxas_needs_them(
 ) -> None:
     import triton
 
-    from whence.kernels.fused.tiles import narrowest, on_hopper
-
-    def forget() -> None:
-        narrowest.cache_clear()
-        on_hopper.cache_clear()
+    from whence.kernels.fused.tiles import narrowest
 
     def found(capability: int, version: str) -> int:
         tool = SimpleNamespace(version=version)
@@ -324,11 +320,7 @@ def test_tiles_of_a_head_are_as_wide_as_an_old_ptxas_needs_them(
                 runtime=SimpleNamespace(interpret=False), nvidia=SimpleNamespace(ptxas=tool)
             ),
         )
-        forget()
         return narrowest()
 
-    try:
-        assert found(9, "12.8") == 64
-        assert found(9, "12.9") == found(9, "13.0") == found(8, "12.8") == 16
-    finally:
-        forget()
+    assert found(9, "12.8") == 64
+    assert found(9, "12.9") == found(9, "13.0") == found(8, "12.8") == 16

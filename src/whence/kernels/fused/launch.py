@@ -196,9 +196,9 @@ def backward(
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = call.tile_kind.by_row or inputs.tails is not None
     sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
-    alone = n_k == 1 or (numbers.before == 0 and numbers.after == 0)  # a row sees a single key
+    single_key = n_k == 1 or (numbers.before == 0 and numbers.after == 0)  # that a row sees
     # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
-    if of_rows and far is None and not (sloping_rows or numbers.dropout or alone):
+    if of_rows and far is None and not (sloping_rows or numbers.dropout or single_key):
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
     d_rows = a.rows_of(d_out)
@@ -226,7 +226,7 @@ def backward(
     delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
     balanced = ends or tail_sums or (far is not None and wanted.band)
     if far is None:
-        balanced = balanced or inputs.table is not None or delicate or alone
+        balanced = balanced or inputs.table is not None or delicate or single_key
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
@@ -256,7 +256,7 @@ def backward(
             _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys, spare=spare),
         ),
         BALANCED=balanced,
-        TWICE=balanced and (n_q <= FEW_ROWS or alone),
+        TWICE=balanced and (n_q <= FEW_ROWS or single_key),
         D_LAST=d_last if ends else 0,
         ENDS=ends,
         KEY_ROWS=by_keys.rows,
@@ -636,14 +636,14 @@ def _curve_gradient(
     plan: Plan, curve: CurveBand, extent: Any, d_band: Any, d_tails: Any, side: bool
 ) -> Sequence[Any]:
     """The gradients of a curve's parameters in float32; None for a parameter of whole numbers."""
-    found = [
-        plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
-        for x in curve.parameters
-    ]
     first = curve.parameters[0]
     if curve.name == "buckets" and curve.reach == 0:
         # One number for all keys does not change a softmax.
         return [plan.zeros(first.shape, torch.float32), None, None]
+    found = [
+        plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
+        for x in curve.parameters
+    ]
     heads = first.shape[-1] if curve.tails else first.shape[0]
     if d_band is not None and d_band.shape[0] > 1:  # one query: d_band is of each sequence
         d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False

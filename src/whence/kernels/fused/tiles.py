@@ -7,7 +7,7 @@ Nothing is ever measured in a training step.
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -120,11 +120,13 @@ class FittingTiles:
         if self._forced is not None:
             return make(self._forced)
         what = (purpose, width, dtype, device)
+        current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         while True:
             smaller = self._shrunk.get(what, 0)
             tiles = shrunk(lookup(width, dtype, device), smaller)
             try:
-                return make(tiles)
+                with current:
+                    return make(tiles)
             except triton.runtime.errors.OutOfResources:
                 if all(min(t.rows, t.keys) <= SMALLEST and t.stages == 1 for t in tiles[:3]):
                     raise
@@ -255,8 +257,10 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
 
 
 def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
-    """Tiles, and rows a near step."""
-    # A shared band's diagonals are summed in near and far tiles alike: no far tiles of more rows.
+    """Tiles, and rows a near step.
+
+    Where the diagonals of a shared band are summed, near and far tiles have as many rows.
+    """
     unequal = kind.own_band and not kind.near_alone
     few_rows = kind.n <= SHORT and not (kind.near_alone or (kind.striped and kind.causal))
     if (kind.by_row and not unequal) or few_rows:
@@ -264,13 +268,14 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     if kind.near_alone and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)
     small = kind.near_alone or (kind.by_row and not _long_product(kind)) or kind.d > 64
-    return tiles, min(tiles.rows, NEAR) if small else tiles.rows
+    near = min(tiles.rows, NEAR) if small else tiles.rows
+    return tiles._replace(rows=near) if kind.striped else tiles, near
 
 
 def _long_product(kind: TileKind) -> bool:
-    """Whether a band of each row is looked up in large near tiles too.
+    """Whether the band of each row is looked up in near tiles as large as the far ones.
 
-    They are few in a long causal call, and in whole tiles without masks they have registers enough.
+    They are few in a long causal call. In whole tiles a thread has registers enough for them.
     """
     long = kind.n > SHORT and kind.n % 64 == 0 and kind.d <= 64
     return kind.own_band and kind.causal and long and not kind.near_alone
@@ -326,15 +331,13 @@ def _even(heads: int, slots: int) -> int:
     return min(range(1, MOST_SHARES + 1), key=cost)
 
 
-@functools.cache
 def on_hopper() -> bool:
-    """Whether kernels are compiled for a Hopper GPU."""
+    """Whether the current GPU, for which a plan is written, is a Hopper."""
     if triton.knobs.runtime.interpret or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability()[0] == 9
 
 
-@functools.cache
 def narrowest() -> int:
     """The fewest columns of a head's tile.
 

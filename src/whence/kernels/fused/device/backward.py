@@ -804,7 +804,6 @@ def summed_rows(
     if STRIPED:
         STRIPES: tl.constexpr = TILE.KEYS // STRIPE
         length = stripe_length(sizes, TILE)
-        stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
         of_head = bh * tl.num_programs(0) * STRIPES * length
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
         if BY_WARP:
@@ -815,6 +814,7 @@ def summed_rows(
             last_even = tl.zeros([STRIPES, HALF, HALF // 2, 1], dtype=tl.float32)
             last_odd = last_even
         else:
+            stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
             diagonals = stripes + of_head + (stripe * length + r[None, :])
             unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
@@ -946,17 +946,22 @@ def stripe_place(diagonal, TILE: tl.constexpr):
 
 @triton.constexpr_function
 def stripe_pitch(rows):
-    """Numbers from one key's row to the next in a warp's shared memory: HALF of the tile before.
+    """Numbers from one key's row to the next in a warp's shared memory.
 
-    It is 8 more than a multiple of 32, so that a warp's stores of two numbers meet no bank twice.
+    A row holds HALF numbers of the tile before, and those of this tile's rows. That is 8 more than
+    a multiple of 32, so that a warp's stores of two numbers meet no bank twice.
     """
-    return rows + 8
+    return rows + HALF.value
 
 
 @triton.constexpr_function
 def reserve_room(rows):
-    """Instructions that reserve shared memory for the stripes of four warps; $0 is its address."""
-    bytes = 4 * 32 * stripe_pitch(rows)
+    """Instructions that reserve shared memory for the stripes of four warps; $0 is its address.
+
+    Triton's own memory begins behind it, and tensor cores want tiles at multiples of 1,024 bytes.
+    """
+    bytes = 4 * HALF.value * 4 * stripe_pitch(rows)
+    assert bytes % 1024 == 0
     return f"{{ .shared .align 16 .b8 stripes[{bytes}]; mov.u32 $0, stripes; }}"
 
 
@@ -987,7 +992,7 @@ def collect_stripe(rows):
     lines = [".reg .f32 x;", *(f".reg .f32 sum{i};" for i in counts), "bar.warp.sync 0xffffffff;"]
     for i in counts:
         lines.append(f"ld.shared.f32 sum{i}, [$1+{128 * i}];")
-        for key in range(1, 8):
+        for key in range(1, HALF.value):
             place = 4 * key * (pitch + 1) + 128 * i
             lines.append(f"ld.shared.f32 x, [$1+{place}]; add.f32 sum{i}, sum{i}, x;")
     lines += [f"st.global.f32 [$2+{128 * i}], sum{i};" for i in counts]

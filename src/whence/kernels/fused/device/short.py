@@ -142,7 +142,8 @@ def load_table(
 def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
     """The product's table and the table of values, in two parts; 0 for one that a call has not.
 
-    What is added to the logits needs both parts, what is added to the values only the first.
+    What is added to the logits needs both parts. What is added to the values needs only the first,
+    but for the gradient of a shared band.
     """
     factor = 0
     values = 0
