@@ -32,7 +32,8 @@ so that no kernel needs atomics and every sum has a fixed order:
    which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
 3. key_kernel, by blocks of keys: dK and dV. Up to 2,048 tokens it also sums dS by lag within small
-   stripes of keys, which d_band.py adds up; step 2 is then left out.
+   stripes of keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU every warp
+   sums the stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums).
 
 The gradient of a head's tails is the sum over far tiles in query_kernel, one number for a block of
 rows, and what near tiles hold of a tail. Where the key kernel sums diagonals and the tails are
