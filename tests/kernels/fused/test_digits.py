@@ -5,7 +5,6 @@ product and a sum or difference that follows it once (a fused multiply-add), and
 nearest number.
 """
 
-import os
 from typing import Any
 
 import pytest
@@ -15,14 +14,7 @@ from torch import Tensor
 from whence import LagValues, LowRankBias, attend
 from whence.lag import BUCKETS, GAUSSIANS, LINE, CurveBias
 
-pytestmark = pytest.mark.triton
-
-
-@pytest.fixture(autouse=True)
-def _interpreter() -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
-    pytest.importorskip("triton", reason="Triton is a Linux package")
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("_interpreter")]
 
 
 @pytest.fixture(autouse=True, params=["short", "tiled"])

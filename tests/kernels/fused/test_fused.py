@@ -1,7 +1,6 @@
 """The GPU kernels in Triton's interpreter: the same code, on a machine without a GPU."""
 
 import math
-import os
 import random
 from typing import Any
 
@@ -11,14 +10,7 @@ from torch import Tensor
 
 from whence import METHODS, LagBias, LagValues, Line, LowRankBias, Mask, attend, build, explain
 
-pytestmark = pytest.mark.triton
-
-
-@pytest.fixture(autouse=True)
-def _interpreter() -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
-    pytest.importorskip("triton", reason="Triton is a Linux package")
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("_interpreter")]
 
 
 def random_call(seed: int) -> tuple[list[Tensor], dict[str, object], list[Tensor]]:

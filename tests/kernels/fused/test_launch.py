@@ -4,7 +4,6 @@ A plan that launches at once stands in for the one that records; Triton's interp
 """
 
 import inspect
-import os
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -21,17 +20,11 @@ from whence.methods.tisa import Tisa
 from whence.units import GAIN
 
 pytestmark = [
+    pytest.mark.usefixtures("_interpreter"),
     pytest.mark.triton,
     # A cell out of sight may have any logit; its weight is made 0 after exp2.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp2"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _interpreter() -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
-    pytest.importorskip("triton", reason="Triton is a Linux package")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """The kernels that make a query's band and its gradients, and Shaw's attention through them."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +8,7 @@ from whence import LagBias, Line, Mask, attend, build
 from whence.lag import QueryBias, deferred
 from whence.nn import positioned_attention
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("_interpreter")]
 LOG2E = 1.4426950408889634
 SHAPES = {  # batch, heads, rows, head size, width of the table, one for each head
     "one lag": (2, 1, 70, 16, 1, False),
@@ -19,13 +17,6 @@ SHAPES = {  # batch, heads, rows, head size, width of the table, one for each he
     "more lags and columns than a tile": (1, 2, 66, 80, 65, True),
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def _interpreter() -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
-    pytest.importorskip("triton", reason="Triton is a Linux package")
 
 
 @pytest.fixture

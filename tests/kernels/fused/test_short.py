@@ -1,6 +1,5 @@
 """The kernels for short sequences in Triton's interpreter, beside the definition of attention."""
 
-import os
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -17,16 +16,10 @@ from whence.lag.deferred import QueryBias
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
 launch = pytest.importorskip("whence.kernels.fused.launch", reason="Triton is a Linux package")
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("_interpreter")]
 
 LOG2E = 1.4426950408889634
 NO_INPUTS = Inputs()
-
-
-@pytest.fixture(autouse=True)
-def _interpreter() -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("run with TRITON_INTERPRET=1, as `make test` does")
 
 
 class Immediate:

@@ -96,6 +96,11 @@ class CurveBand(NamedTuple):
         """Whether the curve goes on beyond its reach."""
         return CURVES[self.name].tails
 
+    @property
+    def constant(self) -> bool:
+        """Whether it is one number for all lags: a band of lag 0 alone that goes on beyond it."""
+        return self.reach == 0 and all(CURVES[self.name])
+
 
 class Far(NamedTuple):
     """Attention to the keys at |lag| >= start, which a plain kernel computed.

@@ -124,7 +124,8 @@ def forward(
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
     limit = _register_limit(call, tiles)
-    if limit is not None and even and _causal_product(call.kind, masked=alone):
+    product_alone = alone and call.kind.CAUSAL and call.kind.ENDS
+    if limit is not None and even and (product_alone or _plain_causal_product(call.kind)):
         limit = FEW_REGISTERS
     plan.launch(
         forward_kernel,
@@ -236,7 +237,7 @@ def backward(
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
     limit = _register_limit(call, by_rows)
     few_keys = by_rows.keys <= tiling.NEAR
-    if limit is not None and even and few_keys and _causal_product(call.kind):
+    if limit is not None and even and few_keys and _plain_causal_product(call.kind):
         limit = FEW_REGISTERS
     plan.launch(
         query_kernel,
@@ -278,7 +279,7 @@ def backward(
     )
     # With few rows a step, what this limit makes the causal kernel spill lies outside of its loops.
     limit = None
-    if even and by_keys.rows <= 32 and _causal_product(call.kind):
+    if even and by_keys.rows <= 32 and _plain_causal_product(call.kind):
         limit = _register_limit(call, by_keys)
     plan.launch(
         key_kernel,
@@ -379,10 +380,10 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
 
 
-def _causal_product(kind: a.Kind, *, masked: bool = False) -> bool:
-    """Whether a causal call has a product as its band and, unless `masked`, hides nothing more."""
-    hidden = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.BEFORE
-    return kind.CAUSAL and kind.ENDS and (masked or not hidden)
+def _plain_causal_product(kind: a.Kind) -> bool:
+    """Whether a causal call has a product as its band, and no dropout, mask or left limit."""
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.BEFORE
+    return kind.CAUSAL and kind.ENDS and not more
 
 
 def _short_call(
@@ -637,8 +638,7 @@ def _curve_gradient(
 ) -> Sequence[Any]:
     """The gradients of a curve's parameters in float32; None for a parameter of whole numbers."""
     first = curve.parameters[0]
-    if curve.name == "buckets" and curve.reach == 0:
-        # One number for all keys does not change a softmax.
+    if curve.constant:  # one number for all keys does not change a softmax
         return [plan.zeros(first.shape, torch.float32), None, None]
     found = [
         plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
