@@ -51,11 +51,11 @@ STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, or with sums of
 # two tails of a head: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
-# The same for causal kernels in whole tiles: four programs. Forward does not spill then, and the
-# query kernel six numbers, outside of its loops.
+# The same for causal kernels in whole tiles: four programs. The forward kernel does not spill then;
+# the query kernel spills six numbers, outside of its loops.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
-STRIPE_LAGS = 16  # of a program that sums stripes: few, so that there are many programs
+STRIPE_LAGS = 16  # lags that one program sums from the stripes: few, so that many programs run
 
 
 class _Call(NamedTuple):
@@ -231,7 +231,7 @@ def backward(
     # Forward's masses at the ends of the value table are those of the tails, if both end alike.
     same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
     of_tails = ends and inputs.table is not None and same
-    # With two tables, one far tile is taken for a near one: to start a loop for it costs as much.
+    # With two tables, a single far tile is treated as near: a loop of its own would cost as much.
     spare = int(call.kind.ENDS and call.kind.VALUES and far is None)
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
@@ -277,7 +277,7 @@ def backward(
         *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
         _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
     )
-    # With few rows a step, what this limit makes the causal kernel spill lies outside of its loops.
+    # In tiles of few rows the causal kernel spills under this limit, but outside of its loops.
     limit = None
     if even and by_keys.rows <= 32 and _plain_causal_product(call.kind):
         limit = _register_limit(call, by_keys)
@@ -351,7 +351,7 @@ def _all_near(
 ) -> bool:
     """Whether all keys that a block of n rows touches, of n_other, are near, in tiles of so many.
 
-    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range. So many
+    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range.
     `spare` far tiles on each side count as near.
     """
     sizes = call.sizes
@@ -370,7 +370,8 @@ def _all_near(
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     """MOST_REGISTERS for the kernels that it was measured to speed up, else None.
 
-    A causal query kernel with sums of a tail and few keys a tile needs fewer, if nothing is said.
+    Without a limit, the compiler takes fewer for a causal query kernel that sums a tail over tiles
+    of few keys.
     """
     kind = call.kind
     wanted = (kind.VALUES and kind.PER_ROW) or (

@@ -251,7 +251,8 @@ def query_kernel(
     d_tile = tl.load(d_rows + d_v[None, :], mask=on_out, other=0.0)
     lse = tl.load(output.lse + place, mask=there, other=0.0)
     if KIND.PER_ROW or KIND.VALUES:
-        lse = tl.minimum(lse, 1e30)  # the key kernel subtracts: of no key it is infinite
+        # A row without keys has an infinite lse, and the key kernel takes differences of it.
+        lse = tl.minimum(lse, 1e30)
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)[:, None]
     delta = delta_of(output, d_tile, packed * KIND.D_V + d_v[None, :], on_out)
     pair = statistics.lse_delta + place * 2

@@ -209,7 +209,7 @@ def rows_there(index, r, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """Which rows of a block exist."""
     there = index < sizes.n_q
     if TILE.EVEN and KIND.VALUES:
-        there = r >= 0  # as the compiler knows: it masks nothing
+        there = r >= 0  # all of them: the compiler knows that this is true, and masks nothing
     return there
 
 
