@@ -48,8 +48,9 @@ MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
 # in them, a megabyte for each head of each sequence at this length.
 STRIPED = 2048
-# Registers a thread may use in kernels with a band for each row and a value table, or with sums of
-# two tails of a head: with this limit three programs run on one multiprocessor instead of two.
+# Registers a thread may use in kernels with a band for each row and a value table, with sums of two
+# tails of a head, and in causal key kernels with tiles of few rows: with this limit three programs
+# run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
 # The same for causal kernels in whole tiles: four programs. The forward kernel does not spill then;
 # the query kernel spills six numbers, outside of its loops.
@@ -255,6 +256,7 @@ def backward(
         TILE=a.Tile(
             *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
             _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys, spare=spare),
+            _lines(call, by_rows.rows, by_rows, q.dtype),
         ),
         BALANCED=balanced,
         TWICE=balanced and (n_q <= FEW_ROWS or single_key),
@@ -276,11 +278,15 @@ def backward(
     key_tile = a.Tile(
         *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
         _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
+        _lines(call, by_keys.keys, by_keys, q.dtype),
     )
-    # In tiles of few rows the causal kernel spills under this limit, but outside of its loops.
+    # In tiles of few rows the causal kernel spills under a limit, but outside of its loops.
     limit = None
-    if even and by_keys.rows <= 32 and _plain_causal_product(call.kind):
+    few_rows = by_keys.rows <= 32
+    if few_rows and even and _plain_causal_product(call.kind):
         limit = _register_limit(call, by_keys)
+    elif few_rows and call.kind.CAUSAL and not (tile_kind.by_row or tile_kind.near_alone):
+        limit = MOST_REGISTERS if _is_small(call, by_keys) else None
     plan.launch(
         key_kernel,
         (ceil_div(n_k, by_keys.keys), b * h_kv),
@@ -294,7 +300,9 @@ def backward(
         registers=limit,
         KIND=call.kind,
         TILE=key_tile,
-        BY_WARP=stripes is not None and tiling.stripe_by_warp(by_keys, q.dtype),
+        BY_WARP=stripes is not None
+        and by_keys.rows >= 32
+        and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype),
     )
     if stripes is not None:
         d_band = _striped_band(plan, call, stripes, key_tile)
@@ -367,6 +375,18 @@ def _all_near(
     return first - reach < (1 + spare) * tile and right
 
 
+def _lines(call: _Call, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
+    """Whether a warp loads its part of a head's band ahead (BandLine in device/band.py).
+
+    `side` is the number of rows of a tile, or of keys in the key kernel. A band with tails has few
+    near tiles, for which it does not pay.
+    """
+    kind = call.kind
+    small = max(kind.BLOCK_D, kind.BLOCK_DV, tiles.rows, tiles.keys) <= 64
+    wide = kind.BAND and not (kind.PER_ROW or kind.TAILS)
+    return wide and small and tiling.split_by_warp(side, tiles, dtype)
+
+
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     """MOST_REGISTERS for the kernels that it was measured to speed up, else None.
 
@@ -377,8 +397,13 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     wanted = (kind.VALUES and kind.PER_ROW) or (
         kind.GRAIN > 0 and (tiles.keys > tiling.NEAR or not kind.CAUSAL)
     )
-    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4
-    return MOST_REGISTERS if wanted and small and kind.PRECISION != "ieee" else None
+    return MOST_REGISTERS if wanted and _is_small(call, tiles) else None
+
+
+def _is_small(call: _Call, tiles: Tiles) -> bool:
+    """Whether a limit of registers was measured for heads, tiles and a dtype like these."""
+    kind = call.kind
+    return max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4 and kind.PRECISION != "ieee"
 
 
 def _plain_causal_product(kind: a.Kind) -> bool:

@@ -15,9 +15,9 @@ from whence.kernels.fused.device.d_product import (
 from whence.kernels.fused.device.tile import INTERPRETED
 from whence.kernels.fused.tiles import ceil_div, narrowest, power_of_two
 
-# Programs of the kernel for the gradients of a product, four for each multiprocessor of an H200;
+# Programs of the kernel for the gradients of a product, eight for each multiprocessor of an H200;
 # rows in one of its steps; and the most lags, or columns of a head, in one of its tiles.
-PRODUCT_PROGRAMS = 528
+PRODUCT_PROGRAMS = 1056
 PRODUCT_ROWS = 64
 PRODUCT_SIDE = 64
 # Columns of a table and partial sums that one program adds up at once.

@@ -211,7 +211,8 @@ def _smaller(tiles: Tiles) -> Tiles:
 # choose tiles for that. They were measured on one H200 (docs/LOG.md); on another GPU these choices
 # may cost speed, but no exactness.
 NEAR = 32  # keys in one step of near tiles that have to be small, or rows in the key kernel
-SHORT, MIDDLE = 1024, 2048  # tokens: up to these lengths a program has little work
+# Tokens: up to these lengths a program has little work.
+BRIEF, SHORT, MIDDLE = 512, 1024, 2048
 
 
 class TileKind(NamedTuple):
@@ -262,7 +263,8 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     Where the diagonals of a shared band are summed, near and far tiles have as many rows.
     """
     unequal = kind.own_band and not kind.near_alone
-    few_rows = kind.n <= SHORT and not (kind.near_alone or (kind.striped and kind.causal))
+    brief = BRIEF if kind.striped and kind.causal else SHORT
+    few_rows = kind.n <= brief and not kind.near_alone
     if (kind.by_row and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
     if kind.near_alone and kind.d <= 64 and not kind.by_row:
@@ -350,10 +352,12 @@ def narrowest() -> int:
     return 64 if version < (12, 9) else 16
 
 
-def stripe_by_warp(tiles: Tiles, dtype: torch.dtype) -> bool:
-    """Whether tensor cores leave every 16 keys of a tile [keys, rows] in a warp of their own."""
-    whole = (tiles.warps, tiles.keys) == (4, 64) and tiles.rows >= 32
-    return on_hopper() and whole and dtype != torch.float32
+def split_by_warp(side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
+    """Whether tensor cores leave every 16 rows of a tile in a warp of their own.
+
+    `side` is the number of rows; in the key kernel, whose tiles are [keys, rows], that of keys.
+    """
+    return on_hopper() and side == 16 * tiles.warps and dtype != torch.float32
 
 
 def ceil_div(n: int, size: int) -> int:

@@ -220,6 +220,7 @@ class Tile(NamedTuple):
     STAGES: int  # of the software pipeline
     EVEN: bool  # no tile extends beyond the last row or key that it loads
     ALONE: bool = False  # all that a block touches is near
+    LINES: bool = False  # a warp loads what it needs of a head's band ahead (BandLine in band.py)
 
 
 def rows_of(x: Any) -> Rows:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING, QueryGradients, Rows
+from whence.kernels.fused.device.band import first_line, line_bias, next_line
 from whence.kernels.fused.device.forward import far_lse
 from whence.kernels.fused.device.tile import (
     LOG2E,
@@ -42,6 +43,7 @@ from whence.kernels.fused.device.tile import (
     reach_of,
     read_by_now,
     region_of,
+    reserve,
     row_range,
     rows_there,
     sizes_of,
@@ -49,6 +51,7 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     store_where,
     table_product,
+    thread_number,
     visible_cells,
     where_negative,
     wide,
@@ -92,6 +95,7 @@ def tile_gradient(
     queries,
     k,  # [n, d]
     v,  # [n, d_v]
+    tile_bias,  # of every cell of a near tile, if there is a band
     place,
     head,
     d_mass,
@@ -106,10 +110,6 @@ def tile_gradient(
     row = place.first_row + place.r
     col = place.first_key + place.c
     there = row < sizes.n_q
-    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
-    if NEAR_BAND:
-        # Read ahead of the products, so that the weights can be computed beside the second one.
-        bias = read_by_now(near_bias(head, place, there, sizes, KIND, EVEN, False))
     if BY_KEYS:
         logits = tl.dot(k, tl.trans(queries.q), input_precision=KIND.PRECISION)
         logits = logits * (sizes.scale * LOG2E)
@@ -122,8 +122,8 @@ def tile_gradient(
     delta = queries.delta
     LEFT_EDGE: tl.constexpr = masked_left(KIND, REGION)
     RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
-    if NEAR_BAND:
-        logits += bias
+    if KIND.BAND and REGION == 1:
+        logits += tile_bias
     if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
@@ -530,15 +530,28 @@ def summed_keys(
     d_row = imbalance
     if REGION != 1:
         d_row = tl.zeros_like(imbalance)
+    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
+    LINES: tl.constexpr = NEAR_BAND and TILE.LINES
+    first = first_row + sizes.q_start
+    if LINES:
+        line = first_line(head, start - (first + 15), sizes, TILE.ROWS, False)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         cols = block + c
         k_tile = load_rows(k, block, c[:, None], d[None, :], sizes.n_k, KIND.D, TILE.EVEN)
         v_tile = load_rows(v, block, c[:, None], d_v[None, :], sizes.n_k, KIND.D_V, TILE.EVEN)
         place = Place(first_row, r, block, c[None, :])
+        tile_bias = 0.0
+        if LINES:
+            tile_bias = line_bias(line, place, False)
+            line = next_line(line, head, block + BLOCK - (first + 15), sizes)
+        elif NEAR_BAND:  # read ahead of the products: weights are then computed beside the second
+            there = first_row + r < sizes.n_q
+            tile_bias = read_by_now(near_bias(head, place, there, sizes, KIND, TILE.EVEN, False))
         _, weights, d_logits = tile_gradient(
             queries,
             k_tile,
             v_tile,
+            tile_bias,
             place,
             head,
             d_mass,
@@ -818,6 +831,11 @@ def summed_rows(
             stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
             diagonals = stripes + of_head + (stripe * length + r[None, :])
             unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
+    NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
+    LINES: tl.constexpr = NEAR_BAND and TILE.LINES
+    first_key = keys.first - (sizes.q_start + (BLOCK - 1))
+    if LINES:
+        line = first_line(head, first_key - start, sizes, TILE.KEYS, True)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         index = block + r
         first_row = wide(block)
@@ -855,12 +873,21 @@ def summed_rows(
                 left, right = end_gradients(d_mass.ptr, r[None, :], there[None, :], KIND)
                 d_mass = MassGradient(d_mass.ptr, left, right)
         place = Place(block, r[None, :], keys.first, c)
+        of_rows = head_from(head, first_row, index, tails, sizes, KIND, True)
+        tile_bias = 0.0
+        if LINES:
+            tile_bias = line_bias(line, place, True)
+            line = next_line(line, head, first_key - (block + BLOCK), sizes)
+        elif NEAR_BAND:  # likewise
+            tile_bias = near_bias(of_rows, place, there[None, :], sizes, KIND, TILE.EVEN, False)
+            tile_bias = read_by_now(tile_bias)
         dropped, _, d_logits = tile_gradient(
             of_tile,
             keys.k,
             keys.v,
+            tile_bias,
             place,
-            head_from(head, first_row, index, tails, sizes, KIND, True),
+            of_rows,
             d_mass,
             sizes,
             KIND,
@@ -955,30 +982,12 @@ def stripe_pitch(rows):
     return rows + HALF.value
 
 
-@triton.constexpr_function
-def reserve_room(rows):
-    """Instructions that reserve shared memory for the stripes of four warps; $0 is its address.
-
-    Triton's own memory begins behind it, and tensor cores want tiles at multiples of 1,024 bytes.
-    """
-    bytes = 4 * HALF.value * 4 * stripe_pitch(rows)
-    assert bytes % 1024 == 0
-    return f"{{ .shared .align 16 .b8 stripes[{bytes}]; mov.u32 $0, stripes; }}"
-
-
 @triton.jit
 def stripe_room(ROWS: tl.constexpr):
-    """The address of shared memory for the stripes of all warps."""
+    """The address of shared memory for the stripes of four warps."""
+    BYTES: tl.constexpr = 4 * HALF * 4 * stripe_pitch(ROWS)
     return tl.inline_asm_elementwise(
-        *(reserve_room(ROWS), "=r,r", [0]), dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def thread_number():
-    """The number of this thread. To Triton it is a scalar: it may be used in assembly alone."""
-    return tl.inline_asm_elementwise(
-        *("mov.u32 $0, %tid.x;", "=r,r", [0]), dtype=tl.int32, is_pure=True, pack=1
+        *(reserve("stripes", BYTES), "=r,r", [0]), dtype=tl.int32, is_pure=False, pack=1
     )
 
 

@@ -4,6 +4,9 @@ The laid-out band is in base 2. For a head it extends as far as a near tile can 
 tails beyond its reach and -inf outside the window; its *edge* is the largest |lag| in it. The band
 of a row extends to its reach, or to lag 0 in a causal call.
 
+Near tiles look cells up one by one (near_bias in tile.py), or in backward on a Hopper GPU in a line
+that a warp loads ahead (BandLine).
+
 A curve has up to three parameter tensors (whence.lag.deferred says what they are). Kernels evaluate
 it through device functions of a head h and a block of lags, which they take as compile-time
 constants:
@@ -25,7 +28,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, sizes_of
+from whence.kernels.fused.device.tile import LOG2E, reserve, sizes_of, thread_number
 from whence.lag.deferred import widths_to_zero
 from whence.units import GAIN
 
@@ -132,6 +135,118 @@ def row_layout_kernel(
         cells = tl.load(band + place, mask=inside, other=0.0)
         out = laid_out + KIND.MARGIN + (bh * sizes.n_q + row)[:, None] * width + place
         tl.store(out, cells * LOG2E, mask=inside)
+
+
+class BandLine(NamedTuple):
+    """What one warp needs of a head's laid-out band for a near tile: three numbers a lane.
+
+    A warp holds 16 rows of a tile [rows, keys], or 16 keys of a tile [keys, rows], so its cells
+    have at most 16 + 64 lags. A load of the band is answered after all loads before it, and among
+    these are the loads of whole tiles, which take hundreds of cycles. So in backward, where few
+    programs run beside each other, a warp loads the line of its next tile a round ahead. Then it
+    hands the numbers around in shared memory of its own, and waits for no other warp.
+    """
+
+    room: Any  # address of the shared memory of all warps
+    of_lane: Any  # address of this lane's first number in it
+    offset: Any  # place of this lane's first number, counted from the first of warp 0
+    first: Any
+    second: Any  # 32 lags after the first
+    third: Any  # 64 lags after it
+
+
+# Numbers between the lines of two warps in shared memory. A line has 96, and the memory of four
+# warps is a multiple of 1,024 bytes (reserve).
+LINE_PITCH = tl.constexpr(128)
+
+
+@triton.jit
+def first_line(head, lag, sizes, SIDE: tl.constexpr, BY_KEYS: tl.constexpr):
+    """The line of the first near tile; `lag` is the smallest of warp 0.
+
+    SIDE is the number of rows of a tile, or with BY_KEYS, in tiles [keys, rows], that of keys.
+    """
+    room = tl.inline_asm_elementwise(
+        *(reserve("lines", SIDE // 16 * LINE_PITCH * 4), "=r,r", [0]),
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    lane, warp = thread_number() % 32, thread_number() // 32
+    offset = lane + 16 * warp if BY_KEYS else lane - 16 * warp
+    line = BandLine(room, room + (warp * LINE_PITCH + lane) * 4, offset, 0.0, 0.0, 0.0)
+    return next_line(line, head, lag, sizes)
+
+
+@triton.jit
+def next_line(line, head, lag, sizes):
+    """The line of another near tile, whose smallest lag in warp 0 is `lag`."""
+    place = lag + sizes.edge + line.offset
+    last = 2 * sizes.edge  # a line extends beyond its tile, and the last one's beyond the band
+    first = head.band + tl.minimum(tl.maximum(place, 0), last)
+    second = head.band + tl.minimum(tl.maximum(place + 32, 0), last)
+    third = head.band + tl.minimum(tl.maximum(place + 64, 0), last)
+    first, second, third = tl.inline_asm_elementwise(
+        load_line(),
+        "=f,=f,=f,l,l,l",
+        [first.to(tl.int64), second.to(tl.int64), third.to(tl.int64)],
+        dtype=(tl.float32, tl.float32, tl.float32),
+        is_pure=False,
+        pack=1,
+    )
+    return BandLine(line.room, line.of_lane, line.offset, first, second, third)
+
+
+@triton.constexpr_function
+def load_line():
+    """Instructions that load three numbers.
+
+    The compiler moves no load past the last one, so that the loads are started here and not where
+    their results are needed.
+    """
+    loads = "ld.global.f32 $0, [$3]; ld.global.f32 $1, [$4]; ld.global.f32 $2, [$5];"
+    return f"{loads} bar.warp.sync 0xffffffff;"
+
+
+@triton.constexpr_function
+def share_line():
+    """Instructions that store a lane's numbers at $1. $0 is $2: what is read by it is read after.
+
+    The warp waits for itself twice: it has read the line before, and it has stored this one.
+    """
+    stores = "st.shared.f32 [$1], $3; st.shared.f32 [$1+128], $4; st.shared.f32 [$1+256], $5;"
+    together = "bar.warp.sync 0xffffffff;"
+    return f"{together} {stores} {together} mov.u32 $0, $2;"
+
+
+@triton.jit
+def line_bias(line, place, BY_KEYS: tl.constexpr):
+    """The bias of every cell of a near tile, in base 2, from the line that was loaded for it.
+
+    Addresses are a number of the thread plus one of the register (see lags_of in tile.py).
+    """
+    room = tl.inline_asm_elementwise(
+        share_line(),
+        "=r,r,r,f,f,f",
+        [line.of_lane, line.room, line.first, line.second, line.third],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    r, c = place.r, place.c
+    if BY_KEYS:
+        ROWS: tl.constexpr = r.shape[0] * r.shape[1]
+        of_thread = (c // 16) * LINE_PITCH + (c & 7) - (r & 6)
+        of_register = (c & 8) + (ROWS - 1) - (r & ~6)
+    else:
+        of_thread = (r // 16) * LINE_PITCH - (r & 7) + (c & 6)
+        of_register = 15 - (r & 8) + (c & ~6)
+    return tl.inline_asm_elementwise(
+        *("ld.shared.f32 $0, [$1];", "=f,r", [(room + of_thread * 4) + of_register * 4]),
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 class DeviceCurve(NamedTuple):

@@ -32,7 +32,9 @@ from whence.kernels.fused.device.tile import (
     head_rows,
     load_rows,
     load_tails,
+    near_bias,
     near_reach_of,
+    read_by_now,
     sizes_of,
 )
 
@@ -138,12 +140,16 @@ def band_kernel(
                 of_rows = mass_rows(d_mass.ptr, b * sizes.n_heads + h, first_row, sizes, KIND)
                 left, right = end_gradients(of_rows, r[:, None], there[:, None], KIND)
                 d_mass = MassGradient(of_rows, left, right)
+            place = Place(first, r[:, None], first_key, r[None, :])
+            head = head_from(head, first_row, rows, tails, sizes, KIND, False)
+            bias_of_tile = near_bias(head, place, there[:, None], sizes, KIND, TILE.EVEN, False)
             _, _, d_logits = tile_gradient(
                 Queries(q_tile, d_tile, lse[:, None], delta[:, None]),
                 k_tile,
                 v_tile,
-                Place(first, r[:, None], first_key, r[None, :]),
-                head_from(head, first_row, rows, tails, sizes, KIND, False),
+                read_by_now(bias_of_tile),
+                place,
+                head,
                 d_mass,
                 sizes,
                 KIND,

@@ -557,6 +557,24 @@ def read_in_place(ptr):
 
 
 @triton.constexpr_function
+def reserve(name, bytes):
+    """Instructions that reserve shared memory; $0 is its address.
+
+    Triton's own memory begins behind it, and tensor cores want tiles at multiples of 1,024 bytes.
+    """
+    assert bytes % 1024 == 0
+    return f"{{ .shared .align 16 .b8 {name}[{bytes}]; mov.u32 $0, {name}; }}"
+
+
+@triton.jit
+def thread_number():
+    """The number of this thread. To Triton it is a scalar: it may be used in assembly alone."""
+    return tl.inline_asm_elementwise(
+        *("mov.u32 $0, %tid.x;", "=r,r", [0]), dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.constexpr_function
 def predicated_load(own):
     """The instructions that load $0 from address $1 if 0 <= $4 < $5.
 
