@@ -90,6 +90,16 @@ def assert_a_warp_stores_one_stripe(ttgir: str) -> None:
         assert all(base[0] == 0 for base in bases["lane"])
 
 
+def assert_a_warp_reads_its_own_line(ttgir: str) -> None:
+    """Each warp stores the line of its 16 rows, so it must hold the cells of these and no others."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", ttgir, re.MULTILINE))
+    reads = [line for line in ttgir.splitlines() if '"ld.shared.f32' in line]
+    assert reads
+    for name in {x for line in reads for x in re.findall(r"tensor<[^,>]*, (#\w+)>", line)}:
+        assert "nvidia_mma<{versionMajor = 3" in layouts[name]
+        assert "warpsPerCTA = [4, 1]" in layouts[name]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
@@ -103,7 +113,7 @@ def test_every_kernel_of_a_training_call_compiles(
     from whence.kernels.fused.plan import PLANS, Plan
     from whence.kernels.fused.tiles import TABLE, TILES
 
-    names = []
+    names, lines = [], []
 
     def launch(
         plan: Plan,
@@ -124,6 +134,9 @@ def test_every_kernel_of_a_training_call_compiles(
         names.append(kernel.fn.__name__)
         if constants.get("BY_WARP"):
             assert_a_warp_stores_one_stripe(found.asm["ttgir"])
+        if names[-1] in ("query_kernel", "key_kernel") and constants["TILE"].LINES:
+            assert_a_warp_reads_its_own_line(found.asm["ttgir"])
+            lines.append(names[-1])
 
     monkeypatch.setattr(Plan, "launch", launch)
     monkeypatch.setattr(backend, "refuse", lambda call: None)
@@ -138,3 +151,4 @@ def test_every_kernel_of_a_training_call_compiles(
     finally:
         PLANS.forget()
     assert len(names) >= 3
+    assert lines == (["query_kernel", "key_kernel"] if spec == "tisa" else [])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whence import LagValues, LowRankBias, attend
 from whence.lag import BUCKETS, GAUSSIANS, LINE, CurveBias
+from whence.units import GAIN
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("_interpreter")]
 
@@ -179,3 +180,26 @@ def test_one_bucket_for_all_lags_gets_no_gradient() -> None:
     table, bucket = torch.randn(4, 2).requires_grad_(), torch.tensor([1])
     out = attend(q, k, v, bias=CurveBias(BUCKETS, 0, table, bucket), causal=True, backend="fused")
     assert not gradients(out, [table])[0].any()
+
+
+@pytest.mark.parametrize("n_q", [1, 40])
+def test_in_float32_no_weight_depends_on_a_logarithm(
+    n_q: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rounding, here a coarse one, would be the same in all rows with as many equal keys."""
+    import numpy as np
+
+    exact = np.log2
+    monkeypatch.setattr(np, "log2", lambda x: exact(x) + np.float32(1e-2))
+    torch.manual_seed(0)
+    given = [torch.randn(2, 2, n, 16) for n in (n_q, 40, 40, n_q)]
+    table, shape = torch.randn(1, 5, 16), torch.randn(3, 2, 3) / GAIN
+
+    def gradients(backend: str) -> tuple[Tensor, ...]:
+        q, k, v, d_out = given
+        learned = [x.clone().requires_grad_() for x in (v, table, *shape)]
+        bias, values = CurveBias(GAUSSIANS, 39, *learned[2:]), LagValues(learned[1])
+        out = attend(q, k, learned[0], bias=bias, values=values, scale=0.0, backend=backend)
+        return out, *torch.autograd.grad(out, learned, d_out)
+
+    torch.testing.assert_close(gradients("fused"), gradients("reference"), rtol=1e-4, atol=1e-5)

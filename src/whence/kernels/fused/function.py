@@ -38,7 +38,14 @@ from whence.kernels.fused.backend import (
     packed,
     without_gaps,
 )
-from whence.kernels.fused.launch import backward, forward, is_short, laid_out_shape, mass_shape
+from whence.kernels.fused.launch import (
+    backward,
+    forward,
+    is_short,
+    laid_out_shape,
+    lse_shape,
+    mass_shape,
+)
 from whence.kernels.fused.plan import PLANS, Plan, Room, Slot, lies, parts_of, size_of, slots_of
 from whence.kernels.fused.split import far_attention, far_gradients, near_numbers
 from whence.kernels.fused.tiles import TILES, TileSet
@@ -332,7 +339,7 @@ def kept_rooms(given: Given, call: Call) -> Kept:
     wide = [None if x is None else Room(x, torch.float32) for x in (mass, laid_out, tails)]
     return Kept(
         out=out,
-        lse=None if brief else Room((b, h, n_q), torch.float32),
+        lse=None if brief else Room(lse_shape(q, split=bool(numbers.far)), torch.float32),
         out_residual=out._replace(dtype=torch.float16)
         if biased and not brief and q.dtype != torch.float32
         else None,

@@ -106,7 +106,7 @@ def forward(
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
         return Kept(out, None, None, None, band, extent, tails)
     out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
-    lse = plan.empty((b, h, n_q), torch.float32)
+    lse = plan.empty(lse_shape(q, split=far is not None), torch.float32)
     residual = mass = None
     biased = _band_shape(q, inputs, product, curve) is not None or inputs.table is not None
     if recorded and biased and q.dtype != torch.float32:
@@ -202,7 +202,10 @@ def backward(
     # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
     if of_rows and far is None and not (sloping_rows or numbers.dropout or single_key):
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
-    statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass)
+    norm = None
+    if q.dtype == torch.float32 and far is None:
+        norm = plan.empty((b, h, n_q), torch.float32)
+    statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass, norm)
     d_rows = a.rows_of(d_out)
     few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None
@@ -555,6 +558,11 @@ def laid_out_shape(
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
     edge = _farthest(reach, inputs.table, numbers)
     return (batches, heads, 1, 2 * edge + 1)
+
+
+def lse_shape(q: Any, *, split: bool) -> tuple[int, ...]:
+    """The shape of lse [b, h, q], or with norms [2, b, h, q] (row_lse in device/tile.py)."""
+    return tuple(q.shape[:3]) if split or q.dtype != torch.float32 else (2, *q.shape[:3])
 
 
 def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ class Output(NamedTuple):
 
     out: Any  # [b, h, q, d_v]
     residual: Any  # float16, in the layout of out: its rounding error times RESIDUAL_SCALE
-    lse: Any  # float32 [b, h, q], in base 2
+    lse: Any  # float32 [b, h, q], in base 2; in a float32 call [2, b, h, q] (row_lse in tile.py)
     mass: Any  # float32 [b, h, q, lag]: probability mass of the value table's visible lags
 
 
@@ -114,6 +114,7 @@ class RowStatistics(NamedTuple):
     lse_delta: Any  # [b, h, q, 2]: log-sum-exp in base 2, and delta = rowsum(out * d_out)
     far_lse_delta: Any  # [2, b, h, q, 2]: the same for far tiles, with what a row adds there
     d_mass: Any  # [b, h, q, lag]: d_out @ table^T
+    norm: Any  # [b, h, q]: of a float32 call (row_lse in tile.py)
 
 
 class QueryGradients(NamedTuple):

@@ -25,6 +25,7 @@ from whence.kernels.fused.device.tile import (
     columns,
     dropout_keeps,
     far_line,
+    has_norm,
     head_from,
     head_of,
     head_rows,
@@ -66,11 +67,12 @@ HALF = tl.constexpr(8)
 
 
 class Queries(NamedTuple):
-    """A block of rows: q [m, d], d_out [m, d_v], and lse and delta that broadcast to the tile."""
+    """A block of rows: q [m, d], d_out [m, d_v], and what broadcasts to the tile."""
 
     q: Any
     d_out: Any
     lse: Any
+    norm: Any  # see row_lse in tile.py
     delta: Any
 
 
@@ -138,6 +140,8 @@ def tile_gradient(
         if not EVEN:
             seen = seen & there
         weights = tl.where(seen, weights, 0.0)
+    if has_norm(KIND):
+        weights *= queries.norm
     if KIND.VALUES and not PREPARED:
         if REGION == 1:
             # In a causal call the weights to the right are 0, and any finite number will do there.
@@ -250,6 +254,12 @@ def query_kernel(
     d_rows = head_rows(d_out, b, h).ptr + row[:, None] * d_out.stride_n
     d_tile = tl.load(d_rows + d_v[None, :], mask=on_out, other=0.0)
     lse = tl.load(output.lse + place, mask=there, other=0.0)
+    norm = 1.0
+    if has_norm(KIND):
+        norm_ptr = output.lse + tl.num_programs(1).to(tl.int64) * sizes.n_q + place
+        norm = tl.load(norm_ptr, mask=there, other=0.0)
+        tl.store(statistics.norm + place, norm, mask=there)
+        norm = norm[:, None]
     if KIND.PER_ROW or KIND.VALUES:
         # A row without keys has an infinite lse, and the key kernel takes differences of it.
         lse = tl.minimum(lse, 1e30)
@@ -299,7 +309,7 @@ def query_kernel(
     for _ in tl.static_range(1 + TWICE):
         delta += sums.imbalance  # found by the first pass
         sums = empty_sums(ROWS, KIND)
-        queries = Queries(q_tile, d_tile, lse[:, None], delta[:, None])
+        queries = Queries(q_tile, d_tile, lse[:, None], norm, delta[:, None])
         for REGION in tl.static_range(3):
             if REGION == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and REGION == 2)):
                 sums = summed_keys(
@@ -845,7 +855,11 @@ def summed_rows(
             queries.d_out, block, r[:, None], d_value, sizes.n_q, KIND.D_V, TILE.EVEN
         )
         lse, delta = lse_and_delta(pairs + first_row * 2, r, there, TILE.EVEN)
-        of_tile = Queries(q_tile, d_tile, lse[None, :], delta[None, :])
+        norm = 1.0
+        if has_norm(KIND):
+            norms = statistics.norm + bh * sizes.n_q + first_row
+            norm = tl.load(norms + r, mask=there, other=0.0)[None, :]
+        of_tile = Queries(q_tile, d_tile, lse[None, :], norm, delta[None, :])
         tails = queries.tails
         d_mass = MassGradient(statistics.d_mass, 0.0, 0.0)
         if KIND.VALUES and not PREPARED:

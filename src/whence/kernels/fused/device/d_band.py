@@ -27,6 +27,7 @@ from whence.kernels.fused.device.backward import (
 from whence.kernels.fused.device.tile import (
     Place,
     columns,
+    has_norm,
     head_from,
     head_of,
     head_rows,
@@ -132,6 +133,10 @@ def band_kernel(
             pair = statistics.lse_delta + (first_of_head + rows.to(tl.int64)) * 2
             lse = tl.load(pair, mask=there, other=0.0)
             delta = tl.load(pair + 1, mask=there, other=0.0)
+            norm = 1.0
+            if has_norm(KIND):
+                norms = statistics.norm + first_of_head
+                norm = tl.load(norms + rows, mask=there, other=0.0)[:, None]
             first_row = row_block.to(tl.int64) * BLOCK
             tails = columns(load_tails(bias, b, h, rows, there, KIND), KIND)
             head = head_of(bias, visible, seed, b, h, sizes, KIND)
@@ -144,7 +149,7 @@ def band_kernel(
             head = head_from(head, first_row, rows, tails, sizes, KIND, False)
             bias_of_tile = near_bias(head, place, there[:, None], sizes, KIND, TILE.EVEN, False)
             _, _, d_logits = tile_gradient(
-                Queries(q_tile, d_tile, lse[:, None], delta[:, None]),
+                Queries(q_tile, d_tile, lse[:, None], norm, delta[:, None]),
                 k_tile,
                 v_tile,
                 read_by_now(bias_of_tile),

@@ -15,11 +15,13 @@ from whence.kernels.fused.device.tile import (
     RowBlock,
     between_ends,
     columns,
+    has_norm,
     head_rows,
     load_tails,
     near_range,
     packed_row,
     rounding_residual,
+    row_lse,
     sizes_of,
     whole_blocks,
 )
@@ -168,7 +170,7 @@ def merge_kernel(
     weight = tl.exp2(top - base)
     total = tl.sum(weight * total, 0)
     safe = tl.where(total == 0.0, 1.0, total)
-    lse = tl.where(total == 0.0, float("inf"), base + tl.log2(safe))
+    lse, norm = row_lse(base, total, KIND)
     parts = tl.load(
         sums.acc + place[:, None] * KIND.D_V + d_v[None, :],
         mask=(s < shares)[:, None] & (d_v < KIND.D_V)[None, :],
@@ -199,6 +201,8 @@ def merge_kernel(
             there = between_ends(lag - sizes.value_reach, KIND.VALUE_LAST, KIND.CAUSAL)
             there = there & (col >= low) & (col < high)
             mass = tl.exp2(tl.load(cells, mask=there, other=float("-inf")) - lse)
+            if has_norm(KIND):
+                mass *= norm
             tl.debug_barrier()  # threads read a cell before one of them overwrites it
             mass += tl.where(lag == 0, left, 0.0) + tl.where(lag == width - 1, right, 0.0)
             tl.store(cells, mass, mask=lag < width)
@@ -209,6 +213,8 @@ def merge_kernel(
             )
             out += tl.sum(mass[:, None] * vectors, 0)
     tl.store(result.lse + bhq, lse)
+    if has_norm(KIND):
+        tl.store(result.lse + tl.num_programs(0) + bhq, norm)
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS) * KIND.D_V + d_v
     rounded = out.to(result.out.dtype.element_ty)
     tl.store(result.out + packed, rounded, mask=d_v < KIND.D_V)

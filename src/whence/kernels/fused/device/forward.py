@@ -13,6 +13,7 @@ from whence.kernels.fused.device.tile import (
     columns,
     dropout_keeps,
     far_line,
+    has_norm,
     head_from,
     head_of,
     head_rows,
@@ -35,6 +36,7 @@ from whence.kernels.fused.device.tile import (
     right_end,
     rounded_to,
     rounding_residual,
+    row_lse,
     rows_there,
     sizes_of,
     store_between_ends,
@@ -132,8 +134,7 @@ def forward_kernel(
     if KIND.DROPOUT:
         shares = safe * (1.0 - sizes.dropout)
     out = state.acc * (1.0 / shares)[:, None]
-    # +inf for a row that saw no key, so that exp2(logit - lse) is 0 in backward.
-    lse = tl.where(state.total == 0.0, float("inf"), state.top + tl.log2(safe))
+    lse, norm = row_lse(state.top, state.total, KIND)
     if KIND.VALUES:
         of_head = table.ptr + h * table.stride_h
         left_mass = state.left_mass / shares
@@ -141,10 +142,13 @@ def forward_kernel(
         if left_is_rest(KIND):
             left_mass = tl.where(state.total == 0.0, 0.0, 1.0)
         out = with_table(
-            *(out, v.ptr.dtype.element_ty, mass, of_head, lse, left_mass, right_mass),
+            *(out, v.ptr.dtype.element_ty, mass, of_head, lse, norm, left_mass, right_mass),
             *(rows, keys, sizes, KIND),
         )
-    tl.store(result.lse + bh * sizes.n_q + row, lse, mask=there)
+    of_rows = result.lse + bh * sizes.n_q + row
+    tl.store(of_rows, lse, mask=there)
+    if has_norm(KIND):
+        tl.store(of_rows + tl.num_programs(1).to(tl.int64) * sizes.n_q, norm, mask=there)
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)
     cells = packed[:, None] * KIND.D_V + d_v[None, :]
@@ -399,6 +403,7 @@ def with_table(
     mass,  # address of the first row's masses
     table,  # address of the head's table
     lse,
+    norm,
     left_mass,
     right_mass,
     rows,
@@ -431,6 +436,8 @@ def with_table(
         index = tl.where(inside, cols - low, -1)
         tile = load_in_place(places, nothing, nothing, index, high - low, True)
         masses = tl.exp2(tile - lse[:, None])
+        if has_norm(KIND):
+            masses *= norm[:, None]
         if KIND.DROPOUT:
             masses = masses / (1.0 - sizes.dropout)
         if left_is_rest(KIND):

@@ -92,6 +92,30 @@ def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
     )
 
 
+@triton.constexpr_function
+def has_norm(kind):
+    """Whether rows have a norm (row_lse). A plain kernel takes a log-sum-exp alone."""
+    return kind.PRECISION == "ieee" and not kind.FAR
+
+
+@triton.jit
+def row_lse(top, total, KIND: tl.constexpr):
+    """lse and norm of each row: a weight is norm * exp2(logit - lse).
+
+    In half precision lse is the log-sum-exp in base 2, and there is no norm. In float32 the
+    rounding of a log-sum-exp would show where it is the same in all rows. There lse is the largest
+    logit, and norm is 1 divided by the sum of the weights relative to it. A row without keys has
+    an infinite lse, with which its weights are 0.
+    """
+    safe = tl.where(total == 0.0, 1.0, total)
+    lse = top
+    norm = 1.0 / safe
+    if not has_norm(KIND):
+        lse = top + tl.log2(safe)
+        norm = 1.0
+    return tl.where(total == 0.0, float("inf"), lse), norm
+
+
 @triton.jit
 def head_rows(x, b, h):
     """The rows of one head."""
