@@ -110,7 +110,7 @@ def test_every_kernel_of_a_training_call_compiles(
     spec: str, n: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from whence.kernels.fused import backend, tiles
-    from whence.kernels.fused.plan import PLANS, Plan
+    from whence.kernels.fused.plan import PLANS, Plan, needs_more_memory
     from whence.kernels.fused.tiles import TABLE, TILES
 
     names, lines = [], []
@@ -131,12 +131,14 @@ def test_every_kernel_of_a_training_call_compiles(
         limit = {} if registers is None else {"maxnreg": registers}
         found = kernel.warmup(*groups, grid=(*grid, 1, 1)[:3], **constants, **options, **limit)
         assert "cubin" in found.asm
+        assert not needs_more_memory(found.metadata.shared, found.asm["ptx"])
         names.append(kernel.fn.__name__)
         if constants.get("BY_WARP"):
             assert_a_warp_stores_one_stripe(found.asm["ttgir"])
         if names[-1] in ("query_kernel", "key_kernel") and constants["TILE"].LINES:
             assert_a_warp_reads_its_own_line(found.asm["ttgir"])
             lines.append(names[-1])
+            assert needs_more_memory(48 << 10, found.asm["ptx"])  # it sees what is reserved
 
     monkeypatch.setattr(Plan, "launch", launch)
     monkeypatch.setattr(backend, "refuse", lambda call: None)

@@ -14,9 +14,11 @@ every call with the same signature runs the same `Plan` on its own tensors.
 """
 
 import copy
+import ctypes
 import functools
 import itertools
 import math
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,11 @@ from torch import Tensor
 from whence.checks import require
 
 ALIGNMENT = 512  # bytes between parts of the workspace, as PyTorch's allocator places tensors
+UNASKED = 48 << 10  # bytes of shared memory that a GPU gives a kernel without being asked
+MAX_DYNAMIC_SHARED_SIZE = 8  # of CUDA's attributes of a function
+RESERVED = re.compile(
+    r"\.shared \.align 16 \.b8 \w+\[(\d+)\]"
+)  # not Triton's own, which has no size
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
 Tensors = Sequence[Tensor | None]
@@ -502,6 +509,10 @@ def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
     import triton  # a Linux package; there is no compiled kernel without it
 
     public = compiled[grid]  # which also loads the kernel
+    if needs_more_memory(compiled.metadata.shared, compiled.asm["ptx"]):
+        driver = ctypes.CDLL("libcuda.so.1")
+        function = ctypes.c_void_p(compiled.function)
+        driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, compiled.metadata.shared)
     runtime, (x, y, z) = triton.knobs.runtime, grid
     if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
         return lambda values, tensors, handle: public(*pick(values), stream=handle)
@@ -518,6 +529,16 @@ def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
             launch(x, y, z, handle, *rest, *pick(values))
 
     return step
+
+
+def needs_more_memory(shared: int, ptx: str) -> bool:
+    """Whether the GPU must be asked for a kernel's shared memory, and Triton does not ask.
+
+    Triton asks where its own memory, `shared` bytes, is more than a GPU gives unasked. It does not
+    know of what our assembly reserves besides (`reserve` in device/tile.py).
+    """
+    reserved = sum(int(size) for size in RESERVED.findall(ptx))
+    return shared <= UNASKED < shared + reserved
 
 
 def _given_to_c(compiled: Any, grid: tuple[int, ...]) -> tuple[Any, ...]:
