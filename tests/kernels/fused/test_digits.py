@@ -1,8 +1,8 @@
 """Gradients whose last digits show: those that are 0, and sums of float32 in bfloat16's products.
 
 Triton's interpreter rounds less often than a GPU, or wrongly. Here it rounds as a GPU does: a
-product and a sum or difference that follows it once (a fused multiply-add), and bfloat16 to the
-nearest number.
+product and a sum or difference that follows it once (a fused multiply-add), a sum of products in
+the same order in every cell of a matrix, and bfloat16 to the nearest number.
 """
 
 from typing import Any
@@ -56,6 +56,26 @@ def _fused(_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(InterpreterBuilder, "binary_op", fused)
+
+
+@pytest.fixture
+def _in_order(_interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cells of a matrix product add their products up in one order, as in a tensor core.
+
+    The interpreter calls NumPy, whose library adds in an order that depends on where a cell lies.
+    The query kernel has dP of a row and a key at (r, c) and balances delta so that it cancels. The
+    key kernel has dP at (c, r), and on a GPU it comes from the same instructions.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def products(builder: Any, x: Any, y: Any, total: Any, *options: Any) -> Any:
+        found = total.data
+        left, right = (z.data.astype(found.dtype) for z in (x, y))
+        for i in range(left.shape[-1]):
+            found = found + left[..., i, None] * right[..., None, i, :]
+        return TensorHandle(found, total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", products)
 
 
 @pytest.fixture
@@ -113,7 +133,7 @@ def gradients(out: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(out, leaves, d_out)
 
 
-@pytest.mark.usefixtures("_fused")
+@pytest.mark.usefixtures("_fused", "_in_order")
 @pytest.mark.parametrize("curved", [True, False])
 @pytest.mark.parametrize("n_k", [40, 1])
 def test_dropout_of_a_row_s_only_key_gives_the_logits_no_gradient(n_k: int, curved: bool) -> None:
@@ -129,7 +149,7 @@ def test_dropout_of_a_row_s_only_key_gives_the_logits_no_gradient(n_k: int, curv
         assert not found.any()
 
 
-@pytest.mark.usefixtures("_fused")
+@pytest.mark.usefixtures("_fused", "_in_order")
 @pytest.mark.parametrize("reach", [0, 2])
 def test_a_value_table_gives_the_logits_of_a_row_s_only_key_no_gradient(reach: int) -> None:
     """The output is v and a vector of the table, and rounded."""
