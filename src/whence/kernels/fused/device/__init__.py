@@ -22,8 +22,9 @@ band of each query row holds the lags that the row sees, and a near tile compare
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It
-writes `out`, the log-sum-exp of every row, and, in half precision with a bias, the rounding
-residual of `out`. A value table's part needs the probability mass of every lag.
+writes `out`, the log-sum-exp of every row (in float32 in two numbers: row_lse in tile.py), and, in
+half precision with a bias, the rounding residual of `out`. A value table's part needs the
+probability mass of every lag.
 
 **Backward** (backward.py) recomputes the weights from the log-sum-exp and sums them in three ways,
 so that no kernel needs atomics and every sum has a fixed order:
@@ -34,6 +35,10 @@ so that no kernel needs atomics and every sum has a fixed order:
 3. key_kernel, by blocks of keys: dK and dV. Up to 2,048 tokens it also sums dS by lag within small
    stripes of keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU every warp
    sums the stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums).
+
+On a Hopper GPU a warp of either kernel loads what its next near tile needs of a wide band one tile
+ahead (BandLine in band.py). Forward looks the band up cell by cell on every GPU: there more
+programs run beside each other, and one of them waits while others compute.
 
 The gradient of a head's tails is the sum over far tiles in query_kernel, one number for a block of
 rows, and what near tiles hold of a tail. Where the key kernel sums diagonals and the tails are
