@@ -382,12 +382,12 @@ def _lines(call: _Call, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
     """Whether a warp loads its part of a head's band ahead (BandLine in device/band.py).
 
     `side` is the number of rows of a tile, or of keys in the key kernel. A band with tails has few
-    near tiles, and so have few rows: there it does not pay. Beside a value table it was not
-    measured.
+    near tiles, and so have few rows: there it does not pay. Beside a value table or segments it was
+    not measured, and the kernels' shared memory would exceed what a GPU gives unasked.
     """
     kind, sizes = call.kind, call.sizes
     small = max(kind.BLOCK_D, kind.BLOCK_DV, tiles.rows, tiles.keys) <= 64
-    wide = kind.BAND and not (kind.PER_ROW or kind.TAILS or kind.VALUES)
+    wide = kind.BAND and not (kind.PER_ROW or kind.TAILS or kind.VALUES or kind.SEGMENTS)
     few = sizes.n_q <= FEW_ROWS or sizes.n_k == 1 or sizes.before == sizes.after == 0
     return wide and small and not few and tiling.split_by_warp(side, tiles, dtype)
 

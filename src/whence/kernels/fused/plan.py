@@ -36,9 +36,8 @@ from whence.checks import require
 ALIGNMENT = 512  # bytes between parts of the workspace, as PyTorch's allocator places tensors
 UNASKED = 48 << 10  # bytes of shared memory that a GPU gives a kernel without being asked
 MAX_DYNAMIC_SHARED_SIZE = 8  # of CUDA's attributes of a function
-RESERVED = re.compile(
-    r"\.shared \.align 16 \.b8 \w+\[(\d+)\]"
-)  # not Triton's own, which has no size
+# What assembly reserves of shared memory; Triton's own is declared without a size.
+RESERVED = re.compile(r"\.shared \.align 16 \.b8 \w+\[(\d+)\]")
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
 Tensors = Sequence[Tensor | None]
