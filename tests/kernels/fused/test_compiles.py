@@ -104,7 +104,14 @@ def assert_a_warp_reads_its_own_line(ttgir: str) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("spec", "n"),
-    [("tisa", 512), ("t5", 200), ("t5", 128), ("shaw:clip=16", 512), ("shaw:clip=16", 48)],
+    [
+        ("tisa", 512),
+        ("tisa", 200),
+        ("t5", 200),
+        ("t5", 128),
+        ("shaw:clip=16", 512),
+        ("shaw:clip=16", 48),
+    ],
 )
 def test_every_kernel_of_a_training_call_compiles(
     spec: str, n: int, causal: bool, monkeypatch: pytest.MonkeyPatch

@@ -209,7 +209,9 @@ def backward(
     d_rows = a.rows_of(d_out)
     few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None
-    tile_kind = call.tile_kind._replace(tail_sums=tail_sums, striped=shared and few_tokens)
+    tile_kind = call.tile_kind._replace(
+        tail_sums=tail_sums, striped=shared and few_tokens, limited=_is_limited(call)
+    )
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
     if tail_sums:
@@ -283,13 +285,13 @@ def backward(
         _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
         _lines(call, by_keys.keys, by_keys, q.dtype),
     )
-    # In tiles of few rows the causal kernel spills under a limit, but outside of its loops.
+    # In tiles of few rows these kernels spill under a limit, but hardly in their loops.
     limit = None
     few_rows = by_keys.rows <= 32
     if few_rows and even and _plain_causal_product(call.kind):
         limit = _register_limit(call, by_keys)
-    elif few_rows and call.kind.CAUSAL and not (tile_kind.by_row or tile_kind.near_alone):
-        limit = MOST_REGISTERS if _is_small(call, by_keys) else None
+    elif few_rows and tile_kind.limited and _is_small(call, by_keys):
+        limit = MOST_REGISTERS
     plan.launch(
         key_kernel,
         (ceil_div(n_k, by_keys.keys), b * h_kv),
@@ -382,14 +384,15 @@ def _lines(call: _Call, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
     """Whether a warp loads its part of a head's band ahead (BandLine in device/band.py).
 
     `side` is the number of rows of a tile, or of keys in the key kernel. A band with tails has few
-    near tiles, and so have few rows: there it does not pay. Beside a value table or segments it was
-    not measured, and the kernels' shared memory would exceed what a GPU gives unasked.
+    near tiles, and so have few rows: there it cannot gain much. Beside a value table or segments,
+    the kernels would get into the gap that `needs_more_memory` (plan.py) is about.
     """
     kind, sizes = call.kind, call.sizes
     small = max(kind.BLOCK_D, kind.BLOCK_DV, tiles.rows, tiles.keys) <= 64
-    wide = kind.BAND and not (kind.PER_ROW or kind.TAILS or kind.VALUES or kind.SEGMENTS)
+    endless = kind.BAND and not (kind.PER_ROW or kind.TAILS)
+    alone = not (kind.VALUES or kind.SEGMENTS)
     few = sizes.n_q <= FEW_ROWS or sizes.n_k == 1 or sizes.before == sizes.after == 0
-    return wide and small and not few and tiling.split_by_warp(side, tiles, dtype)
+    return endless and alone and small and not few and tiling.split_by_warp(side, tiles, dtype)
 
 
 def _register_limit(call: _Call, tiles: Tiles) -> int | None:
@@ -403,6 +406,18 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
         kind.GRAIN > 0 and (tiles.keys > tiling.NEAR or not kind.CAUSAL)
     )
     return MOST_REGISTERS if wanted and _is_small(call, tiles) else None
+
+
+def _is_limited(call: _Call) -> bool:
+    """Whether a key kernel with few rows was measured to be faster in fewer registers.
+
+    Masks, dropout and lengths that are no multiple of a tile take registers of their own, and on
+    other GPUs than a Hopper the kernel spills in its loops.
+    """
+    kind, sizes = call.kind, call.sizes
+    whole = sizes.n_q % 64 == 0 and sizes.n_k % 64 == 0 and not call.tile_kind.by_row
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR
+    return tiling.on_hopper() and kind.CAUSAL and whole and not more
 
 
 def _is_small(call: _Call, tiles: Tiles) -> bool:

@@ -511,7 +511,9 @@ def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
     if needs_more_memory(compiled.metadata.shared, compiled.asm["ptx"]):
         driver = ctypes.CDLL("libcuda.so.1")
         function = ctypes.c_void_p(compiled.function)
-        driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, compiled.metadata.shared)
+        size = compiled.metadata.shared
+        error = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, size)
+        require(error == 0, f"the GPU gives a kernel no {size} bytes: CUDA's error {error}.")
     runtime, (x, y, z) = triton.knobs.runtime, grid
     if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
         return lambda values, tensors, handle: public(*pick(values), stream=handle)

@@ -227,6 +227,7 @@ class TileKind(NamedTuple):
     own_band: bool = False  # every row has a band of its own
     tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
     striped: bool = False  # the key kernel also sums the diagonals of a shared band
+    limited: bool = False  # a key kernel with few rows does not spill in fewer registers
 
 
 def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
@@ -263,8 +264,10 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     Where the diagonals of a shared band are summed, near and far tiles have as many rows.
     """
     unequal = kind.own_band and not kind.near_alone
-    brief = BRIEF if kind.striped and kind.causal else SHORT
-    few_rows = kind.n <= brief and not kind.near_alone
+    most = SHORT
+    if kind.striped and kind.causal:
+        most = BRIEF if kind.limited else 0
+    few_rows = kind.n <= most and not kind.near_alone
     if (kind.by_row and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
     if kind.near_alone and kind.d <= 64 and not kind.by_row:
@@ -353,11 +356,11 @@ def narrowest() -> int:
 
 
 def split_by_warp(side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
-    """Whether tensor cores leave every 16 rows of a tile in a warp of their own.
+    """Whether tensor cores leave every 16 rows of a tile in one of four warps.
 
     `side` is the number of rows; in the key kernel, whose tiles are [keys, rows], that of keys.
     """
-    return on_hopper() and side == 16 * tiles.warps and dtype != torch.float32
+    return on_hopper() and (side, tiles.warps) == (64, 4) and dtype != torch.float32
 
 
 def ceil_div(n: int, size: int) -> int:

@@ -36,9 +36,10 @@ so that no kernel needs atomics and every sum has a fixed order:
    stripes of keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU every warp
    sums the stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums).
 
-On a Hopper GPU a warp of either kernel loads what its next near tile needs of a wide band one tile
-ahead (BandLine in band.py). Forward looks the band up cell by cell on every GPU: there more
-programs run beside each other, and one of them waits while others compute.
+In half precision on a Hopper GPU, a warp of either kernel loads what its next near tile needs of a
+band without tails one tile ahead (BandLine in band.py; `_lines` in launch.py says when). Forward
+looks the band up cell by cell on every GPU: there more programs run beside each other, and one of
+them waits while others compute.
 
 The gradient of a head's tails is the sum over far tiles in query_kernel, one number for a block of
 rows, and what near tiles hold of a tail. Where the key kernel sums diagonals and the tails are
