@@ -58,7 +58,8 @@ def test_a_step_at_a_time_gives_the_logits_of_the_whole(name: str) -> None:
         torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
-BEAMS = ("tisa", "learned", "fire", "forget", "cope", "shaw", "rope", "tupe")  # each kind of cache
+BEAMS = ("learned", "shaw", "tisa", "cope", "floater", "synthesizer", "tupe", "rope", "fire")
+BEAMS += ("forget", "deberta")  # one of each kind: where it enters, and what a cache must know
 
 
 @pytest.mark.parametrize(
