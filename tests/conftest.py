@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,23 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
         # Half of its time goes into a check for overflow, of which it makes nothing but in debug.
         interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where a call asks for one of these marks alone, files that do not name it are not imported.
+
+    To import all files takes a worker ten seconds longer.
+    """
+    mark, _, rest = config.option.markexpr.partition(" and ")
+    alone = mark in ("compiled", "triton") and " or " not in rest
+    if not alone or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return True if f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test begins first: at the end, one worker would run it and the other wait."""
+    items.sort(key=lambda item: "inductor" not in item.name)
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -58,10 +59,18 @@ def test_methods_lists_every_method_once() -> None:
         assert entry["sites"] == list(METHODS[entry["name"]].sites())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_counts_the_parameters_of_the_layer_that_is_asked_about(name: str) -> None:
+@pytest.fixture(scope="module")
+def listed() -> list[dict[str, Any]]:
+    """All methods as the command lists them for one layer: it is asked once."""
     result = run("methods", "--json", "--heads", "6", "--d-head", "16", "--length", "40")
-    entry = next(entry for entry in json.loads(result.stdout) if entry["name"] == name)
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_counts_the_parameters_of_the_layer_that_is_asked_about(
+    name: str, listed: list[dict[str, Any]]
+) -> None:
+    (entry,) = (entry for entry in listed if entry["name"] == name)
     method = whence.build(name, n_heads=6, d_head=16, max_length=40)
     assert entry["parameters"] == method.n_parameters() == method.n_parameters_by_formula()
 

@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from glue_files import write_glue, write_model
+from undrawn import undrawn
 from whence.analysis.glue_results import Glue
 from whence.cli.root import app
 
@@ -32,7 +33,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("glue")
     write_glue(folder / "data", "rte", "stsb")
     write_model(folder / "albert-base-v2", "albert", num_hidden_layers=2)
-    result = run("glue", *options(folder), "--out", folder / "out")
+    with undrawn():
+        result = run("glue", *options(folder), "--out", folder / "out")
     assert result.exit_code == 0, result.output
     return folder
 
@@ -60,10 +62,12 @@ def test_the_command_writes_tables_page_figures_and_json(files: Path) -> None:
     ]
     steps = {job.task: int(job.steps[-1]) for job in found.jobs}
     assert steps == {"rte": 2, "stsb": 1}
-    said = json.loads(run("glue", *options(files), "--out", out, "--json").stdout)
+    with undrawn():
+        said = json.loads(run("glue", *options(files), "--out", out, "--json").stdout)
     assert said["kind"] == "Glue"
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_the_tables_are_in_the_slides_layout(files: Path) -> None:
     table = (files / "out" / "table.md").read_text()
     assert "| task | baseline | S = 1 | Δ | Δ% | seeds |" in table
@@ -73,6 +77,7 @@ def test_the_tables_are_in_the_slides_layout(files: Path) -> None:
     assert "%" not in latex.replace(r"\%", "")
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_the_page_is_drawn_again_from_the_results(files: Path, tmp_path: Path) -> None:
     result = run("report", files / "out", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -115,6 +120,7 @@ def test_a_broken_row_is_named_and_nothing_is_written(files: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_options_may_stand_in_toml(files: Path, tmp_path: Path) -> None:
     path = tmp_path / "glue.toml"
     path.write_text(

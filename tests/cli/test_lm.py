@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from error_lines import LOG_LINE, fails_with
 from lm_settings import OPTIONS, TINY, assert_same_numbers, flags, text_file, tiny
+from undrawn import undrawn
 from whence.analysis.lm_results import Language
 from whence.cli import demo as demo_command
 from whence.cli import progress
@@ -43,7 +44,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a text and a finished comparison, not to be changed."""
     folder = tmp_path_factory.mktemp("lm")
     config = tiny(text_file(folder), ("tisa", "learned"))
-    assert run("lm", *flags(config), "--out", folder / "out").exit_code == 0
+    with undrawn():
+        assert run("lm", *flags(config), "--out", folder / "out").exit_code == 0
     return folder
 
 
@@ -56,10 +58,11 @@ def test_the_command_ranks_methods_and_writes_page_table_and_figures(finished: P
     assert result.stdout.splitlines()[-1] == f"wrote {out / 'page.html'}"
     for name in ("lm.json", "table.md", "table.tex", "figures/length.png", "tokenizer.json"):
         assert (out / name).stat().st_size > 0
-    found = json.loads(run("lm", *flags(config), "--out", out, "--json").stdout)
+    with undrawn():
+        found = json.loads(run("lm", *flags(config), "--out", out, "--json").stdout)
+        markdown = run("lm", *flags(config), "--out", out, "--format", "markdown").stdout
     assert found["lengths"] == [16, 32]
     assert {row["method"] for row in found["rows"]} == {"tisa", "learned"}
-    markdown = run("lm", *flags(config), "--out", out, "--format", "markdown").stdout
     assert markdown.startswith("| method | loss at 16 | loss at 32 |")
     assert (out / "table.md").read_text() in markdown
     results = Language.load(out / "lm.json")
@@ -126,6 +129,7 @@ def test_report_draws_a_comparison_again(finished: Path) -> None:
 # In a log file
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_log_file_says_what_is_done_and_how_long_it_takes(tmp_path: Path) -> None:
     config = tiny(text_file(tmp_path))
     with pytest.raises(OutOfTimeError):
@@ -163,6 +167,7 @@ def test_a_line_comes_again_when_a_thing_takes_long(monkeypatch: pytest.MonkeyPa
     assert progress.duration(9_661.0) == "2:41:01"
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +184,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
 
 
 @pytest.mark.filterwarnings("default::whence.experiments.progress.DamagedCheckpointWarning")
+@pytest.mark.usefixtures("_undrawn")
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
     config = tiny(text_file(tmp_path))
     with pytest.raises(OutOfTimeError):

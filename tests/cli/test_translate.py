@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from parallel_text import write_parallel
+from undrawn import undrawn
 from whence.analysis.translation_results import Translation
 from whence.cli.root import app
 from whence.cli.translate import _read
@@ -46,7 +47,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("translate")
     write_parallel(folder / "data")
     (folder / "short.toml").write_text("more_tokens = 2\nseeds = 9\n", encoding="utf-8")
-    result = run(*options(folder), *POSITIONS, "--out", folder / "out")
+    with undrawn():
+        result = run(*options(folder), *POSITIONS, "--out", folder / "out")
     assert result.exit_code == 0, result.output
     return folder
 
@@ -78,7 +80,9 @@ def test_the_command_writes_tables_page_figures_and_json(files: Path, tmp_path: 
     assert found.positions == ("sinusoidal", "shaw:clip=16", *NAMES[2:])
     assert len(found.jobs) == 4
     page = (out / "page.html").read_text()
-    drawn = CliRunner().invoke(app, ["report", str(out), "--out", str(tmp_path)])
+    with undrawn():
+        drawn = CliRunner().invoke(app, ["report", str(out), "--out", str(tmp_path)])
+        said = run(*again, "--json").stdout
     assert drawn.exit_code == 0, drawn.output
     assert (tmp_path / "page.html").read_text() == page
     table = (out / "table.md").read_text()
@@ -86,7 +90,7 @@ def test_the_command_writes_tables_page_figures_and_json(files: Path, tmp_path: 
     assert "recalled, not compared with the paper" in table
     assert "length at 3 | loss at 3 |" in table
     assert r"\texttt{sinusoidal}" in (out / "table.tex").read_text()
-    assert json.loads(run(*again, "--json").stdout)["kind"] == "Translation"
+    assert json.loads(said)["kind"] == "Translation"
 
 
 def test_a_sweep_adds_the_positions_of_the_papers_tables() -> None:

@@ -1,5 +1,7 @@
 """What a model does beside a plain forward pass goes on with a method attached, or says why not."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -19,6 +21,14 @@ from hf_models import CAUSAL, FAMILIES, awake, hidden, inputs, spec, tiny
 from whence.hf import attach
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
+GENERATED = {  # every pair of family and backend, and every method; `make test-all` has all triples
+    ("gpt2", "original", "tisa:kernels=3"),
+    ("opt", "auto", "tisa:kernels=3"),
+    ("opt", "original", "rope"),
+    ("gpt2", "auto", "alibi+tisa"),
+    ("opt", "original", "t5"),
+    ("gpt2", "auto", "shaw:clip=3"),
+}
 CHECKPOINTED = [name for name in FAMILIES if name not in ("albert", "mpnet")]
 
 
@@ -191,9 +201,17 @@ def test_padding_changes_nothing_for_the_tokens_beside_it(name, pad):
     assert_close(hidden(model, given)[:1, real], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("backend", ["original", "auto"])
-@pytest.mark.parametrize("method", ["tisa:kernels=3", "rope", "alibi+tisa", "t5", "shaw:clip=3"])
+@pytest.mark.parametrize(
+    ("name", "backend", "method"),
+    [
+        pytest.param(*case, marks=[] if case in GENERATED else [pytest.mark.slow])
+        for case in product(
+            CAUSAL,
+            ("original", "auto"),
+            ("tisa:kernels=3", "rope", "alibi+tisa", "t5", "shaw:clip=3"),
+        )
+    ],
+)
 def test_cached_generation_equals_uncached_also_left_padded(name, backend, method):
     model = tiny(name, AutoModelForCausalLM, bos_token_id=2, eos_token_id=None, pad_token_id=1)
     handle = attach(model, method, backend=backend)

@@ -58,7 +58,13 @@ def test_a_step_at_a_time_gives_the_logits_of_the_whole(name: str) -> None:
         torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", METHODS)
+BEAMS = ("learned", "shaw", "tisa", "cope", "floater", "synthesizer", "tupe", "rope", "fire")
+BEAMS += ("forget", "deberta")  # one of each kind: where it enters, and what a cache must know
+
+
+@pytest.mark.parametrize(
+    "name", [x if x in BEAMS else pytest.param(x, marks=pytest.mark.slow) for x in METHODS]
+)
 def test_beams_are_the_same_with_a_cache(name: str) -> None:
     model = causal(name)
     _, ids, mask = prompts()

@@ -312,7 +312,8 @@ def test_a_cache_is_kept_where_it_is_of_use() -> None:
 
 @pytest.mark.triton
 @pytest.mark.parametrize(
-    "name", ["tisa:kernels=3+rope", "shaw", pytest.param("alibi", marks=pytest.mark.slow)]
+    "name",
+    ["tisa:kernels=3+rope", *(pytest.param(x, marks=pytest.mark.slow) for x in ("shaw", "alibi"))],
 )
 def test_the_fused_kernels_run_it_with_padding_and_a_cache(name: str) -> None:
     plain = causal(name, backend="reference", head_dim=16)

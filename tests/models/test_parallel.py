@@ -33,15 +33,17 @@ def equal(cases: list[str], folder: Path) -> list[str]:
     return ends[0].stdout.splitlines()
 
 
-def test_data_parallel_and_sharded_training_equal_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ("ddp;t5+tisa", "fsdp1;t5+tisa", "fsdp2;t5+tisa", "fsdp2+checkpointing;shaw+learned"),
+        pytest.param(("fsdp2;floater",), marks=pytest.mark.slow),  # solves an equation each time
+    ],
+)
+def test_data_parallel_and_sharded_training_equal_one_process(
+    tmp_path: Path, cases: tuple[str, ...]
+) -> None:
     """With accelerate's policy of what is wrapped: `_no_split_modules`, so the layers."""
-    cases = [
-        "ddp;t5+tisa",
-        "fsdp1;t5+tisa",
-        "fsdp2;t5+tisa",
-        "fsdp2+checkpointing;shaw+learned",
-        "fsdp2;floater",
-    ]
     found = equal([f"{case};" for case in cases], tmp_path)
     assert len(found) == len(cases)
 

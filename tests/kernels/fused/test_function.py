@@ -146,7 +146,7 @@ def test_a_tensor_given_twice_is_no_other_than_two_alike() -> None:
     ("spec", "n", "dtype"),
     [
         ("tisa", 9, torch.float32),
-        ("t5", 9, torch.float32),
+        pytest.param("t5", 9, torch.float32, marks=pytest.mark.slow),  # a curve, as tisa
         ("shaw:clip=3", 9, torch.float32),
         ("shaw:clip=3", 33, torch.float16),  # which saves a residual in the layout of the output
     ],
