@@ -70,7 +70,7 @@ def problem_of(lag: ArrayLike, curves: ArrayLike, weights: ArrayLike | None, mos
     deviation = np.sqrt((y - mean[:, None]) ** 2 @ w)
     deviation[deviation <= 1e-7 * np.abs(y).max(axis=1)] = 0  # rounding of a float32 constant
     middle, half = float(x.max() + x.min()) / 2, float(x.max() - x.min()) / 2
-    scaled = (y - mean[:, None]) / np.where(deviation > 0, deviation, 1)[:, None]
+    scaled = (y - mean[:, None]) / np.where(deviation > 0, deviation, np.inf)[:, None]
     root, tallest = np.sqrt(w), TALLEST * np.ptp(scaled, axis=1)
     return Problem((x - middle) / half, root, scaled * root, mean, deviation, tallest, middle, half)
 
