@@ -307,7 +307,8 @@ class CompiledKernel:
     """Stands for what Triton compiles: started with addresses, it runs in the interpreter."""
 
     function = packed_metadata = None
-    metadata = SimpleNamespace(global_scratch_size=0, profile_scratch_size=0)
+    metadata = SimpleNamespace(global_scratch_size=0, profile_scratch_size=0, shared=0)
+    asm = {"ptx": ""}  # noqa: RUF012
 
     def __init__(self, kernel: Any, groups: tuple[Any, ...], constants: dict[str, Any]) -> None:
         self.kernel, self.groups, self.constants = kernel, groups, constants
