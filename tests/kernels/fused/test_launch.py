@@ -50,7 +50,8 @@ class Immediate:
 
     def __init__(self) -> None:
         self.launched: list[str] = []
-        self.constants: dict[str, dict[str, object]] = {}  # of each kernel
+        self.constants: dict[str, dict[str, Any]] = {}  # of each kernel
+        self.grids: dict[str, tuple[int, ...]] = {}
         self.specialised: list[tuple[bool, bool]] = []  # what kernels are compiled anew for
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Tensor:
@@ -78,6 +79,7 @@ class Immediate:
     ) -> None:
         self.launched.append(kernel.fn.__name__)
         self.constants[kernel.fn.__name__] = constants
+        self.grids[kernel.fn.__name__] = grid
         names = inspect.signature(kernel.fn).parameters
         free = kernel.kwargs["do_not_specialize"] or ()
         for name, group in zip(names, groups, strict=False):  # the constants follow
@@ -317,6 +319,71 @@ def test_up_to_2048_tokens_the_key_kernel_sums_the_gradient_of_a_shared_band(
         assert "band_kernel" in plan.launched
         assert "stripe_kernel" not in plan.launched
         assert_equal([long.band * near], wanted[3:])
+
+
+class Turns(NamedTuple):
+    """A call, the heads that the cache has room for, and how many of them take turns."""
+
+    room: int
+    in_turn: int | None  # None where they do not
+    heads: int = 4
+    kv_heads: int = 4
+    causal: bool = True
+    before: int = -1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Turns(room=100, in_turn=12),
+        Turns(room=5, in_turn=4),
+        Turns(room=0, in_turn=1),
+        Turns(room=7, in_turn=6, kv_heads=2),
+        Turns(room=100, in_turn=None, before=30),
+        Turns(room=100, in_turn=None, causal=False),
+    ],
+    ids=str,
+)
+def test_heads_of_a_causal_call_take_turns(call: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.kernels.fused import launch
+
+    torch.manual_seed(0)
+    n, b = 50, 3
+    bytes_of_head = n * (16 + 16) * 4
+    monkeypatch.setattr(launch, "cache_bytes", lambda device: 4 * call.room * bytes_of_head)
+    q, band = leaf(b, call.heads, n, 16), leaf(1, call.heads, 1, 21)
+    k, v = (leaf(b, call.kv_heads, n, 16) for _ in range(2))
+    window = None if call.before < 0 else (call.before, None)
+    options = {"causal": call.causal, "window": window}
+    bias = LagBias(band, Line(), Line())
+    out, weight, wanted = defined(q, k, v, [q, k, v, band], bias=bias, **options)
+    numbers = {"before": call.before, "after": 0 if call.causal else -1}
+    found, grads, plan = launched(q, k, v, weight, {"band": band}, **numbers)
+    torch.testing.assert_close(found, out, rtol=1e-4, atol=1e-5)
+    assert_equal([*grads[:3], grads.band], wanted)
+    for kernel, heads in (
+        ("forward_kernel", b * call.heads),
+        ("query_kernel", b * call.heads),
+        ("key_kernel", b * call.kv_heads),
+    ):
+        grid, blocks = plan.grids[kernel], 4
+        if call.in_turn is None:
+            assert grid == (blocks, heads)
+        else:
+            in_turn = min(call.in_turn, heads)
+            assert grid == (in_turn, blocks, heads // in_turn)
+        assert plan.constants[kernel]["TILE"].TURNS == (call.in_turn is not None)
+
+
+def test_a_grid_has_no_more_blocks_than_cuda_allows() -> None:
+    from whence.kernels.fused import launch
+
+    kind = SimpleNamespace(CAUSAL=True, BEFORE=False, FAR=False, D=64, D_V=64)
+    sizes, q = SimpleNamespace(n_q=64, n_k=64), SimpleNamespace(ptr=torch.empty(0))
+    call: Any = SimpleNamespace(kind=kind, sizes=sizes, q=q)
+    plan: Any = Immediate()
+    assert launch.grid_of(plan, call, 65_535, 6) == (6, 65_535, 1)
+    assert launch.grid_of(plan, call, 65_536, 6) == (65_536, 6)
 
 
 def test_in_half_precision_a_shared_band_has_its_gradient() -> None:

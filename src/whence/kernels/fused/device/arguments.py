@@ -222,6 +222,7 @@ class Tile(NamedTuple):
     EVEN: bool  # no tile extends beyond the last row or key that it loads
     ALONE: bool = False  # all that a block touches is near
     LINES: bool = False  # a warp loads what it needs of a head's band ahead (BandLine in band.py)
+    TURNS: bool = False  # heads take turns (program_of in tile.py)
 
 
 def rows_of(x: Any) -> Rows:

@@ -41,6 +41,7 @@ from whence.kernels.fused.device.tile import (
     near_bias,
     near_reach_of,
     packed_row,
+    program_of,
     reach_of,
     read_by_now,
     region_of,
@@ -218,7 +219,7 @@ def query_kernel(
     ENDS: tl.constexpr,  # the tails are the ends of the band: their gradient goes there
     KEY_ROWS: tl.constexpr,  # rows of a far tile of the key kernel
 ):
-    """One block of query rows (program 0) of one head (program 1).
+    """One block of query rows of one head.
 
     It also writes the row statistics that the kernels after it read.
 
@@ -235,10 +236,11 @@ def query_kernel(
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
-    block = longest_first(KIND)
-    bh = tl.program_id(1).to(tl.int64)
-    b = bh // sizes.n_heads
-    h = bh % sizes.n_heads
+    program = program_of(TILE)
+    block = longest_first(program, KIND)
+    bh = wide(program.head)
+    b = wide(program.head // sizes.n_heads)
+    h = wide(program.head % sizes.n_heads)
     r = tl.arange(0, ROWS)
     index = block * ROWS + r
     row = index.to(tl.int64)
@@ -256,7 +258,7 @@ def query_kernel(
     lse = tl.load(output.lse + place, mask=there, other=0.0)
     norm = 1.0
     if has_norm(KIND):
-        norm_ptr = output.lse + tl.num_programs(1).to(tl.int64) * sizes.n_q + place
+        norm_ptr = output.lse + program.heads * sizes.n_q + place
         norm = tl.load(norm_ptr, mask=there, other=0.0)
         tl.store(statistics.norm + place, norm, mask=there)
         norm = norm[:, None]
@@ -289,7 +291,7 @@ def query_kernel(
             left_shift = tails.left_slope * within_tile
             right_shift = -tails.right_slope * within_tile
         side = statistics.far_lse_delta + place * 2
-        other_side = side + tl.num_programs(1).to(tl.int64) * sizes.n_q * 2
+        other_side = side + program.heads * sizes.n_q * 2
         tl.store(side, lse - left_shift, mask=there)
         tl.store(side + 1, delta - d_left_mass, mask=there)
         tl.store(other_side, lse - right_shift, mask=there)
@@ -369,15 +371,15 @@ def query_kernel(
             if not KIND.CAUSAL:
                 tl.store(end + D_LAST, d_right, mask=there)
         elif KIND.PER_ROW:
-            kind = tl.num_programs(1).to(tl.int64) * sizes.n_q
+            kind = program.heads * sizes.n_q
             d_tails = gradients.d_tails + place
             tl.store(d_tails, d_left, mask=there)
             tl.store(d_tails + kind, d_left_slope, mask=there)
             tl.store(d_tails + 2 * kind, d_right, mask=there)
             tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
         else:
-            kind = tl.num_programs(1).to(tl.int64) * tl.num_programs(0)
-            d_tails = gradients.d_tails + bh * tl.num_programs(0) + block
+            kind = program.heads * program.blocks
+            d_tails = gradients.d_tails + bh * program.blocks + block
             tl.store(d_tails, tl.sum(d_left, 0))
             tl.store(d_tails + kind, tl.sum(d_left_slope, 0))
             tl.store(d_tails + 2 * kind, tl.sum(d_right, 0))
@@ -721,7 +723,7 @@ def key_kernel(
     TILE: tl.constexpr,  # here NEAR is a number of rows
     BY_WARP: tl.constexpr,  # each of four warps holds one stripe of a tile, on a Hopper GPU
 ):
-    """One block of keys (program 0) of one key head (program 1), all query heads of its group."""
+    """One block of keys of one key head, all query heads of its group."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     room = 0
     if BY_WARP:
@@ -729,11 +731,11 @@ def key_kernel(
     BLOCK: tl.constexpr = TILE.KEYS
     WIDTH: tl.constexpr = KIND.BLOCK_D
     WIDTH_V: tl.constexpr = KIND.BLOCK_DV
-    block = tl.program_id(0)
-    bkv = tl.program_id(1).to(tl.int64)
+    program = program_of(TILE)
+    block = program.block
     n_kv = sizes.n_heads // groups
-    b = bkv // n_kv
-    h_kv = bkv % n_kv
+    b = wide(program.head // n_kv)
+    h_kv = wide(program.head % n_kv)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     column = cols.to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -767,6 +769,7 @@ def key_kernel(
                     gradients.stripes,
                     room,
                     rows,
+                    program,
                     sizes,
                     KIND,
                     TILE,
@@ -799,6 +802,7 @@ def summed_rows(
     stripes,
     room,
     rows,
+    program,
     sizes,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
@@ -819,7 +823,7 @@ def summed_rows(
         start, stop = rows.low, rows.near_start
     pairs = statistics.lse_delta + bh * sizes.n_q * 2
     if PREPARED:  # the query kernel included the constants of the tails and the table's ends
-        count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
+        count = program.heads * queries.groups * sizes.n_q
         pairs = statistics.far_lse_delta + ((REGION // 2) * count + bh * sizes.n_q) * 2
     r = tl.arange(0, BLOCK)
     c = tl.arange(0, TILE.KEYS)[:, None]
@@ -828,7 +832,7 @@ def summed_rows(
     if STRIPED:
         STRIPES: tl.constexpr = TILE.KEYS // STRIPE
         length = stripe_length(sizes, TILE)
-        of_head = bh * tl.num_programs(0) * STRIPES * length
+        of_head = bh * program.blocks * STRIPES * length
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
         if BY_WARP:
             lane, warp = thread_number() % 32, thread_number() // 32
@@ -873,7 +877,7 @@ def summed_rows(
             left, d_left = (lse - far_lse)[None, :], (delta - far_delta)[None, :]
             right, d_right = left, d_left
             if not KIND.CAUSAL:
-                count = (tl.num_programs(1) * queries.groups).to(tl.int64) * sizes.n_q
+                count = program.heads * queries.groups * sizes.n_q
                 far_lse, far_delta = lse_and_delta(sides + count * 2, r, there, TILE.EVEN)
                 right = (lse - far_lse)[None, :]
                 d_right = (delta - far_delta)[None, :]

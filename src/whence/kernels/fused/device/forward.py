@@ -32,6 +32,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     product_in_parts,
+    program_of,
     region_of,
     right_end,
     rounded_to,
@@ -43,6 +44,7 @@ from whence.kernels.fused.device.tile import (
     store_where,
     table_product,
     visible_cells,
+    wide,
 )
 
 
@@ -87,13 +89,14 @@ def forward_kernel(
     TILE: tl.constexpr,
     PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
 ):
-    """One block of query rows (program 0) of one head (program 1)."""
+    """One block of query rows of one head."""
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
-    block = longest_first(KIND)
-    bh = tl.program_id(1).to(tl.int64)
-    b = bh // sizes.n_heads
-    h = bh % sizes.n_heads
+    program = program_of(TILE)
+    block = longest_first(program, KIND)
+    bh = wide(program.head)
+    b = wide(program.head // sizes.n_heads)
+    h = wide(program.head % sizes.n_heads)
     r = tl.arange(0, ROWS)
     index = block * ROWS + r
     row = index.to(tl.int64)
@@ -148,7 +151,7 @@ def forward_kernel(
     of_rows = result.lse + bh * sizes.n_q + row
     tl.store(of_rows, lse, mask=there)
     if has_norm(KIND):
-        tl.store(of_rows + tl.num_programs(1).to(tl.int64) * sizes.n_q, norm, mask=there)
+        tl.store(of_rows + program.heads * sizes.n_q, norm, mask=there)
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)
     cells = packed[:, None] * KIND.D_V + d_v[None, :]

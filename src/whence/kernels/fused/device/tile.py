@@ -219,12 +219,35 @@ def near_reach_of(bias, h, sizes, KIND: tl.constexpr):
     return reach
 
 
+class Program(NamedTuple):
+    """What a program computes: one block of rows or keys of one head, and how many there are."""
+
+    block: Any
+    blocks: Any
+    head: Any  # counted over all sequences
+    heads: Any
+
+
 @triton.jit
-def longest_first(KIND: tl.constexpr):
-    """This program's block of rows. A causal call begins with the last, which has the most keys."""
-    block = tl.program_id(0)
+def program_of(TILE: tl.constexpr):
+    """This program's part of the work, in a grid made by `grid_of` (launch.py).
+
+    Programs start in the order of their numbers, of which the first changes fastest.
+    """
+    if TILE.TURNS:
+        in_turn = tl.num_programs(0)
+        head = tl.program_id(2) * in_turn + tl.program_id(0)
+        heads = tl.num_programs(2) * in_turn
+        return Program(tl.program_id(1), tl.num_programs(1), head, wide(heads))
+    return Program(tl.program_id(0), tl.num_programs(0), tl.program_id(1), wide(tl.num_programs(1)))
+
+
+@triton.jit
+def longest_first(program, KIND: tl.constexpr):
+    """The program's block of rows. A causal call begins with the last, which has the most keys."""
+    block = program.block
     if KIND.CAUSAL:
-        block = tl.num_programs(0) - 1 - block
+        block = program.blocks - 1 - block
     return block
 
 
