@@ -372,7 +372,7 @@ def test_heads_of_a_causal_call_take_turns(call: Turns, monkeypatch: pytest.Monk
         else:
             in_turn = min(call.in_turn, heads)
             assert grid == (in_turn, blocks, heads // in_turn)
-        assert plan.constants[kernel]["TILE"].TURNS == (call.in_turn is not None)
+        assert (call.in_turn is not None) == plan.constants[kernel]["TILE"].TURNS
 
 
 def test_a_grid_has_no_more_blocks_than_cuda_allows() -> None:

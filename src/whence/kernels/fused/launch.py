@@ -57,9 +57,10 @@ MOST_REGISTERS = 168
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
-# Heads that take turns may hold one part of so many of the GPU's cache. On an H200 a quarter was the
-# best or within 2% of it at 512, 1,024 and 2,048 tokens.
+# Heads that take turns may hold one part of so many of the GPU's cache. On an H200 a quarter was
+# the best, or within 2% of it, at 512, 1,024 and 2,048 tokens.
 CACHE_PARTS = 4
+LAYOUT_LAGS = 256  # lags that one program lays out: few, since it waits for its parameters first
 STRIPE_LAGS = 16  # lags that one program sums from the stripes: few, so that many programs run
 
 
@@ -554,11 +555,11 @@ def _laid_out(
     band = plan.empty(laid_out, torch.float32)
     plan.launch(
         head_layout_kernel,
-        (ceil_div(width, 1024), batches * heads),
+        (ceil_div(width, LAYOUT_LAGS), batches * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
         *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
         KIND=given.kind,
-        BLOCK=1024,
+        BLOCK=LAYOUT_LAGS,
         BASE_2=base_2,
         CURVE_TAILS=None if curve is None else CURVES[curve.name].tails_of,
         **_curve_constants(curve),
