@@ -163,15 +163,30 @@ def test_a_value_table_gives_the_logits_of_a_row_s_only_key_no_gradient(reach: i
 
 
 @pytest.mark.usefixtures("_bfloat16")
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_value_table_s_gradient_in_bfloat16_has_the_digits_of_float32(causal: bool) -> None:
-    """Without q.k the masses have them, and two parts in bfloat16 would hold 16 of the 24."""
+@pytest.mark.parametrize(
+    ("reach", "options"),
+    [
+        pytest.param(1, {"scale": 0.0, "causal": True}, id="no products, causal"),
+        pytest.param(1, {"scale": 0.0}, id="no products"),
+        pytest.param(0, {"causal": True}, id="one lag, causal"),
+        pytest.param(0, {}, id="one lag"),
+        pytest.param(3, {"q_start": 42}, id="all keys far to the left"),
+        pytest.param(3, {"q_start": -42}, id="all keys far to the right"),
+    ],
+)
+def test_a_value_table_s_gradient_in_bfloat16_has_the_digits_of_float32(
+    reach: int, options: dict[str, Any]
+) -> None:
+    """Without q.k the masses have them, and where a row has a single mass, 1, so has its sum.
+
+    Two parts in bfloat16 would hold 16 of the 24.
+    """
     q, k, v = heads(torch.bfloat16, d_v=16)
-    table = torch.randn(1, 3, 16).requires_grad_()
+    table = torch.randn(1, 2 * reach + 1, 16).requires_grad_()
 
     def found(*qkv: Tensor, backend: str) -> Tensor:
         values = LagValues(table.to(torch.promote_types(qkv[0].dtype, torch.float32)))
-        out = attend(*qkv, values=values, causal=causal, scale=0.0, backend=backend)
+        out = attend(*qkv, values=values, **options, backend=backend)
         return gradients(out, [table])[0]
 
     wanted = found(q.double(), k.double(), v.double(), backend="reference")
@@ -225,3 +240,21 @@ def test_in_float32_no_weight_depends_on_a_logarithm(
         return out, *torch.autograd.grad(out, learned, d_out)
 
     torch.testing.assert_close(gradients("fused"), gradients("reference"), rtol=1e-4, atol=1e-5)
+
+
+def test_in_float32_no_curve_depends_on_the_gpu_s_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding, here a coarse one, would be the same in all rows."""
+    import numpy as np
+
+    torch.manual_seed(0)
+    q, k, v = heads(torch.float32, d_v=16)
+    learned = [(x.detach() / GAIN).requires_grad_() for x in curve()]
+    d_out = torch.randn_like(v)
+
+    def found(backend: str) -> tuple[Tensor, ...]:
+        out = attend(q, k, v, bias=CurveBias(GAUSSIANS, 39, *learned), backend=backend)
+        return out, *torch.autograd.grad(out, learned, d_out)
+
+    wanted, exact = found("reference"), np.exp
+    monkeypatch.setattr(np, "exp", lambda x: exact(x) * np.float32(1.01))
+    torch.testing.assert_close(found("fused"), wanted, rtol=1e-4, atol=1e-5)

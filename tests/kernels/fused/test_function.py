@@ -4,6 +4,8 @@ import ctypes
 import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -447,6 +449,26 @@ def test_a_hook_on_launches_is_called_once_it_is_there(
     finally:
         hook.remove(print)
     assert public == [launch.kernel for launch in as_on_a_gpu[0].launches]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_kernels_are_loaded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whence.kernels.fused.plan import LOADING
+
+    load, threads, held = CompiledKernel.__getitem__, set[int](), list[bool]()
+
+    def noting(self: CompiledKernel, grid: tuple[int, ...]) -> Callable[..., None]:
+        threads.add(threading.get_ident())
+        held.append(LOADING.locked())
+        time.sleep(0.01)
+        return load(self, grid)
+
+    monkeypatch.setattr(CompiledKernel, "__getitem__", noting)
+    method, q = build("tisa", n_heads=2, d_head=16), leaf(1, 2, 20, 16)
+    positioned_attention(method, q, q, q, backend="fused", causal=True).sum().backward()
+    assert len(held) >= 4
+    assert all(held), "of all threads of a process"
+    assert len(threads) == 1
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -190,7 +190,7 @@ def backward(
     tokens = call.kind.TOKENS
     d_table = None
     if inputs.table is not None:
-        parts = mass_parts(q, numbers.scale)
+        parts = mass_parts(q, k, inputs.table, numbers)
         d_table = table_gradient(plan, kept.mass, d_out, inputs.table, parts)
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None

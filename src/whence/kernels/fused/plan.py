@@ -38,6 +38,10 @@ UNASKED = 48 << 10  # bytes of shared memory that a GPU gives a kernel without b
 MAX_DYNAMIC_SHARED_SIZE = 8  # of CUDA's attributes of a function
 # What assembly reserves of shared memory; Triton's own is declared without a size.
 RESERVED = re.compile(r"\.shared \.align 16 \.b8 \w+\[(\d+)\]")
+# Held while a kernel is loaded. For each signature Triton 3.6 imports a C module, all of one name.
+# Python gives a module that it imports a second time to whoever imported that name last, so that
+# of two threads one may get the other's launcher.
+LOADING = threading.Lock()
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
 Tensors = Sequence[Tensor | None]
@@ -248,9 +252,9 @@ class Plan:
         ]
 
     def _compile(self) -> None:
-        """Compile and load all kernels side by side.
+        """Compile all kernels side by side, and load one at a time (LOADING).
 
-        Much of it is the work of other processes (ptxas, gcc) and of C++ beside Python.
+        Much of compiling is the work of another process (ptxas) and of C++ beside Python.
         """
         import triton  # a Linux package; there is no compiled kernel without it
 
@@ -258,17 +262,13 @@ class Plan:
             with triton.AsyncCompileMode(pool):
                 return [compiled() for compiled, _, _ in self._compiled.values()]
 
-        def started(kernel: Any, grid: tuple[int, ...], pick: Getter) -> Step:
-            kernel = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
-            with torch.cuda.device(self.device):
-                return _started(kernel, grid, pick)
-
         with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
             # In a context of its own: a mode that meets an error is never left in Triton 3.6.
             kernels = copy_context().run(compile_all, pool)
-            grids, picks = ([each[i] for each in self._compiled.values()] for i in (1, 2))
-            steps = pool.map(started, kernels, grids, picks)
-            for place, step in zip(self._compiled, steps, strict=True):
+            for (place, (_, grid, pick)), each in zip(self._compiled.items(), kernels, strict=True):
+                kernel = each.result() if isinstance(each, triton.FutureKernel) else each
+                with LOADING:
+                    step = _started(kernel, grid, pick)
                 self._steps[place] = (self._steps[place][0], step)
 
     # Running it.

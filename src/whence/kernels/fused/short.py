@@ -138,7 +138,9 @@ def backward(
         d_tables = plan.empty((runs, h, value_last + 1, v.shape[3]), torch.float32)
     sizes = _sizes(q, k, call)
     triangle, with_factor = _triangular(call), d_factors is not None
-    parts = mass_parts(q, call.numbers.scale)
+    parts = 2
+    if call.inputs.table is not None:
+        parts = mass_parts(q, k, call.inputs.table, call.numbers)
     plan.launch(
         short_triangle_kernel if cut.triangle else short_backward_kernel,
         (runs * k.shape[1],),

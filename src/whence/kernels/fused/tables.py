@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from whence.kernels.fused.backend import Product, Wanted, by_token
+from whence.kernels.fused.backend import Numbers, Product, Wanted, by_token
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.d_product import (
     ProductKind,
@@ -69,13 +69,17 @@ def table_gradient(plan: Any, mass: Any, d_out: Any, table: Any, parts: int = 2)
     )
 
 
-def mass_parts(q: Any, scale: float) -> int:
+def mass_parts(q: Any, k: Any, table: Any, numbers: Numbers) -> int:
     """In how many parts of q's dtype a value table's gradient takes the masses.
 
     Two hold 16 digits in bfloat16, more than the rounding of q.k leaves to a mass. Without q.k the
-    masses have float32's 24 digits, which takes three.
+    masses have float32's 24 digits, and so has the mass of 1 where all that a row sees has the same
+    place in the table: that takes three.
     """
-    return 3 if scale == 0.0 and q.dtype == torch.bfloat16 else 2
+    reach, farthest = table.shape[1] // 2, numbers.q_start + q.shape[2] - 1
+    one_place = reach == 0 or k.shape[2] - 1 - numbers.q_start <= -reach or -farthest >= reach
+    exact = numbers.scale == 0.0 or one_place
+    return 3 if exact and q.dtype == torch.bfloat16 else 2
 
 
 def _product_gradient(
