@@ -5,7 +5,8 @@
 
 The rule: the root mean square error of the output and of every gradient is at most twice that of
 the definition run by PyTorch in the same dtype. Errors are pooled over three draws of the numbers,
-and over 24 where a tensor holds fewer than 32 of them: the error of one number in one draw is luck.
+and over 24 where a tensor, or the weights that all gradients come from, are fewer than 32 of them:
+the error of one number in one draw is luck.
 Below a floor of a quarter of the dtype's epsilon times the tensor's size, and of 1e-5, an error
 counts as none. A split call runs from eight times its far parts' start on, as `backend.far_start`
 has it, and other calls never split.
@@ -296,7 +297,8 @@ def judged(call: dict[str, Any]) -> dict[str, Any]:
     """The call with its worst ratio of errors, and the tensors beyond twice PyTorch's."""
     set_mode(call["mode"])
     draws = [errors_of(call, draw) for draw in range(DRAWS)]
-    if any(tensor[5] < FEW for tensor in draws[0]):
+    cells = call["b"] * call["h"] * call["n_q"] * call["n_k"]
+    if min(cells, *(tensor[5] for tensor in draws[0])) < FEW:
         draws += [errors_of(call, draw) for draw in range(DRAWS, MORE_DRAWS)]
     ratios = {}
     for tensors in zip(*draws, strict=True):
