@@ -39,8 +39,8 @@ MAX_DYNAMIC_SHARED_SIZE = 8  # of CUDA's attributes of a function
 # What assembly reserves of shared memory; Triton's own is declared without a size.
 RESERVED = re.compile(r"\.shared \.align 16 \.b8 \w+\[(\d+)\]")
 # Held while a kernel is loaded. For each signature Triton 3.6 imports a C module, all of one name.
-# Python gives a module that it imports a second time to whoever imported that name last, so that
-# of two threads one may get the other's launcher.
+# Imported a second time, a module is the object that was last imported under its name, with its
+# functions replaced: of two threads, one may get the other's launcher.
 LOADING = threading.Lock()
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
