@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,28 @@ def test_a_run_that_waits_for_one_that_fails_has_the_folder_to_itself(tmp_path: 
         thread.join(20)
         assert not thread.is_alive()
     assert (inside, most) == ([0], [1])
+
+
+def test_a_folder_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path.mkdir finds a folder there, looks whether it is one, and finds nothing."""
+    mkdir, errors = Path.mkdir, [FileExistsError, FileNotFoundError]
+
+    def unlucky(path: Path, *arguments: Any, **options: Any) -> None:
+        if errors:
+            raise errors.pop()
+        mkdir(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", unlucky)
+    with only_one(tmp_path / "a"):
+        assert (tmp_path / "a" / LOCK).is_file()
+    assert not errors
+
+
+def test_what_is_there_and_is_no_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(FileExistsError), only_one(tmp_path / name):
+            pass

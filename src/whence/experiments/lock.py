@@ -1,6 +1,7 @@
 """A folder that one process works in at a time; the system opens it again when that one dies."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,10 +52,15 @@ def only_one(folder: Path, *, say: Say = silent, deadline: float | None = None) 
 def _acquire(lock: "FileLock", folder: Path, timeout: float) -> None:
     """Take the lock in a folder that another process may remove while it is waited for."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=timeout)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
+            # It, or a folder above it, went in between, unless something else is in its place.
+            if not Path(folder.anchor).exists() or (
+                os.path.lexists(folder) and not folder.is_dir()
+            ):
+                raise
             continue
         return
 
