@@ -57,10 +57,10 @@ MOST_REGISTERS = 168
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
-# Heads that take turns may hold one part of so many of the GPU's cache. On an H200 a quarter was
-# the best, or within 2% of it, at 512, 1,024 and 2,048 tokens.
+# The keys and values of the heads that take turns fill at most one CACHE_PARTS-th of the L2 cache.
+# On an H200 a quarter was the best, or within 2% of it, at 512, 1,024 and 2,048 tokens.
 CACHE_PARTS = 4
-LAYOUT_LAGS = 256  # lags that one program lays out: few, since it waits for its parameters first
+LAYOUT_LAGS = 256  # lags that one program lays out
 STRIPE_LAGS = 16  # lags that one program sums from the stripes: few, so that many programs run
 
 
@@ -728,7 +728,7 @@ def grid_of(plan: Plan, call: _Call, blocks: int, heads: int) -> tuple[int, ...]
 
     In a causal call some blocks are long and some short. Head after head, the last programs to
     start would be as long as any, and most of the GPU would wait for them. So heads take turns: the
-    longest block of each, then the next. They are as many as a part of the GPU's cache holds.
+    longest block of each, then the next. CACHE_PARTS limits how many of them do.
     """
     kind, sizes = call.kind, call.sizes
     if not kind.CAUSAL or kind.BEFORE or kind.FAR or blocks > MOST_BLOCKS:
@@ -874,7 +874,7 @@ def processors(device: torch.device) -> int:
 
 @functools.cache
 def cache_bytes(device: torch.device) -> int:
-    """The size of a GPU's second cache; Triton's interpreter is given that of an H200."""
+    """The size of a GPU's L2 cache; Triton's interpreter is given that of an H200."""
     if device.type != "cuda":
         return 50 << 20
     size: int = torch.cuda.get_device_properties(device).L2_cache_size

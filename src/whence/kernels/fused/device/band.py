@@ -260,11 +260,12 @@ class DeviceCurve(NamedTuple):
 
 @triton.jit
 def exact_exp(x):
-    """exp(x) to about one rounding.
+    """exp(x) with a relative error of about 1e-7.
 
-    A GPU has an instruction for 2^y, and y = x log2(e) would be rounded first: by so much the
-    result is off, relative to its size. All rows of a head share a curve, so they would share the
-    error, and in sums over them it would stay. Here the part that is rounded is at most 0.35.
+    The GPU's instruction computes 2^y, and the rounding error of y = x log2(e) becomes a relative
+    error of the result, 1e-6 at x = -18. All rows of a head share a curve, so that error is the
+    same in all of them and does not cancel in a sum over rows. Here exp(x) is a whole power of two
+    times a series in what is left of x, at most 0.35.
     """
     inside = tl.abs(x) < 80.0
     y = tl.where(inside, x, 0.0)
