@@ -21,6 +21,7 @@ from whence.lag.line import Line
 from whence.units import GAIN, in_float32
 
 PIECE = 256  # rows of a product of queries and a table
+ROUNDED_UP = 1 + 2**-20  # more than the rounding of the place at which a Gaussian becomes 0
 
 
 class DeferredBias(LagBias):
@@ -158,17 +159,17 @@ class GaussianSum(Curve):
         return parameters[0].shape[0]
 
     def extent(self, parameters: tuple[Tensor, ...], longest: int) -> Int[Tensor, " h"]:
-        """Where the last Gaussian of a head ends.
+        """The largest |lag| at which a Gaussian of a head is not 0, or the next.
 
         A parameter that is NaN, or an endless width, gives `longest`: nothing is cut off.
         """
         with torch.no_grad():
             amplitude, log_width, offset = (GAIN * in_float32(x) for x in parameters)
             width = _width(log_width)
-            far = width * (offset.abs() + widths_to_zero(width.dtype))
+            far = width * (offset.abs() + widths_to_zero(width.dtype)) * ROUNDED_UP
             far = far + 0 * amplitude  # NaN if not finite
             far = far.masked_fill(far.isnan(), float("inf"))
-            return far.amax(dim=1).ceil().clamp(0, longest).long()
+            return far.amax(dim=1).floor().clamp(0, longest).long()
 
 
 class BucketTable(Curve):

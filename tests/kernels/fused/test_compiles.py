@@ -45,7 +45,13 @@ class Compiling:
         return torch.empty(*shape, dtype=dtype)
 
     def launch(
-        self, kernel: Any, grid: Any, *groups: Any, side: bool = False, **constants: Any
+        self,
+        kernel: Any,
+        grid: Any,
+        *groups: Any,
+        chained: bool = False,
+        side: bool = False,
+        **constants: Any,
     ) -> None:
         compiled = kernel.warmup(*groups, grid=grid, enable_fp_fusion=True, **constants)
         self.compiled.append(compiled)
@@ -131,11 +137,13 @@ def test_every_kernel_of_a_training_call_compiles(
         stages: int = 3,
         registers: int | None = None,
         fusion: bool = True,
+        chained: bool = False,
         side: bool = False,
         **constants: Any,
     ) -> None:
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
         limit = {} if registers is None else {"maxnreg": registers}
+        limit |= {"launch_pdl": True} if chained else {}
         found = kernel.warmup(*groups, grid=(*grid, 1, 1)[:3], **constants, **options, **limit)
         assert "cubin" in found.asm
         assert not needs_more_memory(found.metadata.shared, found.asm["ptx"])

@@ -262,11 +262,14 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
         *curve, q, slope = slots_of(given)
         made = CurveBand("gaussians", reach, curve)
         plan = Plan(torch.device("cpu"), len(given))
-        band, extent, _ = launch._laid_out(plan, q, q, q, Inputs(), numbers, None, made)
+        in_base_2 = math.log2(math.e)
+        band, extent, _ = launch._laid_out(
+            *(plan, q, q, q, Inputs(), numbers, None, made, in_base_2)
+        )
         found = launch._curve_gradient(plan, made, extent, slope, None, False)
         plan.returns(band, extent, *found)
         band, extent, *found = plan.run(given)
-        band, middle = band[0, :, 0] / math.log2(math.e), band.shape[-1] // 2
+        band, middle = band[0, :, 0] / in_base_2, band.shape[-1] // 2
         assert not band[:, : middle - reach].any()
         assert not band[:, middle + reach + 1 :].any()
         return [band[:, middle - reach : middle + reach + 1], extent, *found]

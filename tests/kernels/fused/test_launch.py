@@ -52,7 +52,7 @@ class Immediate:
         self.launched: list[str] = []
         self.constants: dict[str, dict[str, Any]] = {}  # of each kernel
         self.grids: dict[str, tuple[int, ...]] = {}
-        self.specialised: list[tuple[bool, bool]] = []  # what kernels are compiled anew for
+        self.specialised: list[object] = []  # what kernels are compiled anew for
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Tensor:
         if tokens:
@@ -74,6 +74,7 @@ class Immediate:
         warps: int = 4,
         stages: int = 3,
         registers: int | None = None,
+        chained: bool = False,
         side: bool = False,
         **constants: object,
     ) -> None:
@@ -88,10 +89,15 @@ class Immediate:
         kernel[grid](*groups, num_warps=warps, num_stages=stages, **constants)
 
 
-def _specialised(argument: object) -> list[tuple[bool, bool]]:
-    """Whether each whole number is 1 and whether it is a multiple of 16, as Triton asks."""
+def _specialised(argument: object) -> list[object]:
+    """Whether each whole number is 1 and whether it is a multiple of 16, as Triton asks.
+
+    Of a number that is a constant of the kernel, all of it.
+    """
     if isinstance(argument, tuple):
         return [x for part in argument for x in _specialised(part)]
+    if type(argument).__name__ == "constexpr":  # Triton's, which is a Linux package
+        return [argument.value]  # type: ignore[attr-defined]
     return [(argument == 1, argument % 16 == 0)] if isinstance(argument, int) else []
 
 

@@ -44,7 +44,11 @@ from whence.kernels.fused.plan import Plan
 from whence.kernels.fused.tables import mass_parts, product_gradients, seen_cells, table_gradient
 from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, power_of_two
 
-MARGIN = 272  # how far beyond the reach a near tile may touch: rows and keys of the largest tile
+# How far beyond the reach a near tile may touch: rows and keys of the largest tile. A line that is
+# loaded ahead (BandLine) extends to 207, for tiles of at most 64 rows and keys.
+MARGIN = 272
+LEAST_SCALE = 1e-6  # of a call whose band may be divided by it
+BASE_2 = math.log2(math.e)  # the unit of a band in base 2
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
 # in them, a megabyte for each head of each sequence at this length.
 STRIPED = 2048
@@ -105,7 +109,7 @@ def forward(
     if is_short(q, k, v, inputs, numbers, product, curve):
         band = extent = tails = None
         if product is None:
-            band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve)
+            band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, BASE_2)
         made = _with_made(inputs, extent, tails)
         in_short = _short_call(q, made, numbers, product, curve, band)
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
@@ -123,7 +127,8 @@ def forward(
     if decoded(q, k, numbers):
         _decode(plan, q, k, v, inputs, numbers, tiles, curve, result)
         return Kept(out, lse, residual, mass, None, None, None)
-    band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+    unit = _band_unit(q, numbers)
+    band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve, unit)
     inputs = _with_made(inputs, extent, tails)
     call = _call(q, k, v, inputs, numbers, band, far, None, product, curve)
     tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
@@ -144,6 +149,7 @@ def forward(
         warps=tiles.warps,
         stages=tiles.stages,
         registers=limit,
+        chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=a.Tile(
             *(tiles.rows, tiles.keys, near, tiles.stages, even, alone), TURNS=len(grid) == 3
@@ -175,7 +181,8 @@ def backward(
     brief = is_short(q, k, v, inputs, numbers, product, curve)
     if band is None and not (brief and product is not None):
         # Forward had few queries (`decoded`) and laid no band out.
-        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve)
+        unit = BASE_2 if brief else _band_unit(q, numbers)
+        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve, unit)
     inputs = _with_made(inputs, extent, tails)
     if brief:
         in_short = _short_call(q, inputs, numbers, product, curve, band)
@@ -266,6 +273,7 @@ def backward(
         warps=by_rows.warps,
         stages=by_rows.stages,
         registers=limit,
+        chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=a.Tile(
             *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
@@ -280,8 +288,13 @@ def backward(
         KEY_ROWS=by_keys.rows,
     )
     stripes = None
+    by_warp = held = False
     if shared and few_tokens:
-        count = ceil_div(n_k, by_keys.keys) * (by_keys.keys // STRIPE.value)
+        by_warp = by_keys.rows >= 32 and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype)
+        # With wider heads one program would run on a multiprocessor where two did; and Triton asks
+        # the GPU for more than 48 KB of shared memory only if its own is more, as with 64 rows.
+        held = by_warp and by_keys.rows == 64 and max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64
+        count = ceil_div(n_k, by_keys.keys) * (1 if held else by_keys.keys // STRIPE.value)
         length = (ceil_div(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
     # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
@@ -296,6 +309,7 @@ def backward(
         _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
         _lines(call, by_keys.keys, by_keys, q.dtype),
         TURNS=len(grid) == 3,
+        HELD=STRIPED + by_keys.keys if held else 0,
     )
     # In tiles of few rows these kernels spill under a limit, but hardly in their loops.
     limit = None
@@ -315,11 +329,10 @@ def backward(
         warps=by_keys.warps,
         stages=by_keys.stages,
         registers=limit,
+        chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=key_tile,
-        BY_WARP=stripes is not None
-        and by_keys.rows >= 32
-        and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype),
+        BY_WARP=by_warp,
     )
     if stripes is not None:
         d_band = _striped_band(plan, call, stripes, key_tile)
@@ -472,7 +485,7 @@ def _decode(
     (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
     band = inputs.band
     if curve is not None and curve.tails:
-        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, base_2=False)
+        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, None)
         inputs, curve = inputs._replace(band=band, tails=tails), None
     elif curve is not None:  # each share evaluates the part of the curve that it looks up
         band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
@@ -514,13 +527,13 @@ def _laid_out(
     numbers: Numbers,
     product: Product | None,
     curve: CurveBand | None,
-    *,
-    base_2: bool = True,
+    unit: float | None,
 ) -> tuple[Any, Any, Any]:
     """The laid-out band (device/band.py), a curve's extent, and the tails of a curve or product.
 
     Each is None if the call does not have it. For a product, band and tails are empty memory that
-    the forward kernel fills. Without `base_2` a curve is evaluated but not laid out: its band has
+    the forward kernel fills. A band of a head is multiplied with `unit`. Without one a
+    curve is evaluated but not laid out: its band has
     the form in which a caller gives one.
     """
     b, h, n_q, _ = q.shape
@@ -549,7 +562,7 @@ def _laid_out(
             BLOCK=min(64, power_of_two(2 * reach + 1)),
         )
         return band, None, None
-    if not base_2:
+    if unit is None:
         laid_out = shape
     batches, heads, _, width = laid_out
     band = plan.empty(laid_out, torch.float32)
@@ -557,14 +570,29 @@ def _laid_out(
         head_layout_kernel,
         (ceil_div(width, LAYOUT_LAGS), batches * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
+        1.0 if unit is None else unit,
         *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
+        chained=given.kind.CHAINED,
         KIND=given.kind,
         BLOCK=LAYOUT_LAGS,
-        BASE_2=base_2,
+        LAID_OUT=unit is not None,
         CURVE_TAILS=None if curve is None else CURVES[curve.name].tails_of,
         **_curve_constants(curve),
     )
     return band, extent, tails
+
+
+def _starts_with_bias(q: Any, numbers: Numbers) -> bool:
+    """Whether near tiles' products start from a band of a head, in place of adding it (a.Kind).
+
+    Not in float32, where the rounding of one more division would show.
+    """
+    return q.dtype != torch.float32 and numbers.scale >= LEAST_SCALE
+
+
+def _band_unit(q: Any, numbers: Numbers) -> float:
+    """What a head's band is multiplied with as it is laid out."""
+    return 1.0 / numbers.scale if _starts_with_bias(q, numbers) else BASE_2
 
 
 def laid_out_shape(
@@ -687,6 +715,7 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
         *(stripes, d_band, call.bias, beyond, n_batch // batches, count),
         *a.scalars(call.sizes),
         warps=8,
+        chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=tile,
         LAGS=STRIPE_LAGS,
@@ -717,8 +746,10 @@ def _curve_gradient(
         (heads, math.prod(first.shape) // heads),
         *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found)),
         *(curve.reach, beyond, batches, blocks),
+        chained=tiling.on_hopper() and not side,
         side=side,
         BLOCK=128,
+        CHAINED=tiling.on_hopper() and not side,
     )
     return found
 
@@ -792,6 +823,10 @@ def _call(
         VALUE_LAST=value_last,
         MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
         LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
+        STARTED=shape is not None
+        and not (per_row or raw_band)
+        and _starts_with_bias(q, numbers),
+        CHAINED=tiling.on_hopper() and far is None,
     )
     sizes = a.Sizes(
         n_q=n_q,

@@ -205,13 +205,15 @@ class Plan:
         stages: int = 3,
         registers: int | None = None,
         fusion: bool = True,
+        chained: bool = False,
         side: bool = False,
         **constants: object,
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
         `registers` limits the registers of a thread. `fusion` lets the compiler make one rounding
-        of a product and a sum; its default in Triton is about to change. With `side` the kernel
+        of a product and a sum; its default in Triton is about to change. A `chained` kernel may be
+        made ready before the one before it is done (take_turn in device/tile.py). With `side` it
         runs on a second stream beside the launches that follow, and the plan waits for it at its
         end.
         """
@@ -220,6 +222,8 @@ class Plan:
         options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
         if registers is not None:
             options["maxnreg"] = registers
+        if chained:
+            options["launch_pdl"] = True
         self.launches.append(
             Launch(kernel.fn.__name__, tuple(grid), warps, stages, constants, side)
         )

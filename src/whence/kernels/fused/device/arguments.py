@@ -11,6 +11,7 @@ shape, strides and dtype alone.
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 
 
 class Rows(NamedTuple):
@@ -19,7 +20,7 @@ class Rows(NamedTuple):
     ptr: Any
     stride_b: Any
     stride_h: Any
-    stride_n: Any
+    stride_n: Any  # a compile-time constant, unless it may change with the batch (rows_of)
 
 
 class Bias(NamedTuple):
@@ -130,7 +131,9 @@ class KeyGradients(NamedTuple):
 
     d_k: Any  # [b, h_kv, k, d]
     d_v: Any
-    stripes: Any  # float32 [b, h, stripe, stripe_length]: sums of the diagonals of dS (d_band.py)
+    # float32 [b, h, stripe, stripe_length]: sums of the diagonals of dS within stripes of
+    # stripe_width keys (d_band.py)
+    stripes: Any
 
 
 class Numbers(NamedTuple):
@@ -210,6 +213,10 @@ class Kind(NamedTuple):
     # In backward, near and far are told apart in squares of this side, the same for every kernel,
     # and near cells of a tail are summed with the band's diagonals. 0: each kernel has its tiles.
     GRAIN: int = 0
+    # A head's laid-out band is in units of q.k, not in base 2, and the product of a near tile starts
+    # from it, which saves an addition in every cell.
+    STARTED: bool = False
+    CHAINED: bool = False  # a kernel is made ready while the one before ends (take_turn in tile.py)
 
 
 class Tile(NamedTuple):
@@ -223,11 +230,21 @@ class Tile(NamedTuple):
     ALONE: bool = False  # all that a block touches is near
     LINES: bool = False  # a warp loads what it needs of a head's band ahead (BandLine in band.py)
     TURNS: bool = False  # heads take turns (program_of in tile.py)
+    HELD: int = 0  # room for sums of diagonals in each warp's shared memory (StripeRooms)
 
 
 def rows_of(x: Any) -> Rows:
-    """Rows [b, h, n, d], or no rows."""
-    return Rows(None, 0, 0, 0) if x is None else Rows(x, *x.stride()[:3])
+    """Rows [b, h, n, d], or no rows.
+
+    As a constant, the stride from row to row saves registers and instructions in every tile. It
+    depends on the model alone, unless the batch lies within the rows ([n, b, h, d] in memory).
+    There it is a number like the others, so that a new batch compiles nothing.
+    """
+    if x is None:
+        return Rows(None, 0, 0, 0)
+    stride_b, stride_h, stride_n = x.stride()[:3]
+    outer = x.shape[0] == 1 or stride_b >= stride_n
+    return Rows(x, stride_b, stride_h, tl.constexpr(stride_n) if outer else stride_n)
 
 
 def table_of(x: Any) -> Table | None:

@@ -35,6 +35,7 @@ from whence.kernels.fused.device.tile import (
     load_far,
     load_rows,
     load_tails,
+    logits_of,
     longest_first,
     masked_left,
     masked_right,
@@ -53,6 +54,7 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     store_where,
     table_product,
+    take_turn,
     thread_number,
     visible_cells,
     where_negative,
@@ -65,6 +67,7 @@ from whence.kernels.fused.device.tile import (
 # every HALF-th.
 STRIPE = tl.constexpr(16)
 HALF = tl.constexpr(8)
+WARPS = tl.constexpr(4)  # of a program whose warps sum the diagonals of a stripe each
 
 
 class Queries(NamedTuple):
@@ -113,19 +116,20 @@ def tile_gradient(
     row = place.first_row + place.r
     col = place.first_key + place.c
     there = row < sizes.n_q
+    STARTED: tl.constexpr = KIND.STARTED and REGION == 1
     if BY_KEYS:
-        logits = tl.dot(k, tl.trans(queries.q), input_precision=KIND.PRECISION)
+        logits = logits_of(k, tl.trans(queries.q), tile_bias, STARTED, KIND)
         logits = logits * (sizes.scale * LOG2E)
         d_weights = tl.dot(v, tl.trans(queries.d_out), input_precision=KIND.PRECISION)
     else:
-        logits = tl.dot(queries.q, tl.trans(k), input_precision=KIND.PRECISION)
+        logits = logits_of(queries.q, tl.trans(k), tile_bias, STARTED, KIND)
         logits = logits * (sizes.scale * LOG2E)
         d_weights = tl.dot(queries.d_out, tl.trans(v), input_precision=KIND.PRECISION)
     lse = queries.lse
     delta = queries.delta
     LEFT_EDGE: tl.constexpr = masked_left(KIND, REGION)
     RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
-    if KIND.BAND and REGION == 1:
+    if KIND.BAND and REGION == 1 and not STARTED:
         logits += tile_bias
     if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
@@ -233,6 +237,7 @@ def query_kernel(
     gradients of this kernel are corrected too; it is used for few rows, and for rows of one key,
     where that costs little.
     """
+    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
@@ -555,7 +560,7 @@ def summed_keys(
         tile_bias = 0.0
         if LINES:
             tile_bias = line_bias(line, place, False)
-            line = next_line(line, head, block + BLOCK - (first + 15), sizes)
+            line = next_line(line, BLOCK)
         elif NEAR_BAND:  # read ahead of the products: weights are then computed beside the second
             there = first_row + r < sizes.n_q
             tile_bias = read_by_now(near_bias(head, place, there, sizes, KIND, TILE.EVEN, False))
@@ -724,10 +729,9 @@ def key_kernel(
     BY_WARP: tl.constexpr,  # each of four warps holds one stripe of a tile, on a Hopper GPU
 ):
     """One block of keys of one key head, all query heads of its group."""
+    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
-    room = 0
-    if BY_WARP:
-        room = stripe_room(TILE.ROWS)
+    rooms = stripe_rooms(TILE.ROWS, TILE.HELD, BY_WARP)
     BLOCK: tl.constexpr = TILE.KEYS
     WIDTH: tl.constexpr = KIND.BLOCK_D
     WIDTH_V: tl.constexpr = KIND.BLOCK_DV
@@ -767,7 +771,7 @@ def key_kernel(
                     statistics,
                     bias,
                     gradients.stripes,
-                    room,
+                    rooms,
                     rows,
                     program,
                     sizes,
@@ -800,7 +804,7 @@ def summed_rows(
     statistics,
     bias,
     stripes,
-    room,
+    rooms,
     rows,
     program,
     sizes,
@@ -831,14 +835,18 @@ def summed_rows(
     d_value = tl.arange(0, KIND.BLOCK_DV)[None, :]
     if STRIPED:
         STRIPES: tl.constexpr = TILE.KEYS // STRIPE
+        WIDTH: tl.constexpr = stripe_width(TILE)
         length = stripe_length(sizes, TILE)
-        of_head = bh * program.blocks * STRIPES * length
+        of_head = bh * program.blocks * (TILE.KEYS // WIDTH) * length
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
         if BY_WARP:
             lane, warp = thread_number() % 32, thread_number() // 32
-            lane_room = room + (warp * (HALF * stripe_pitch(BLOCK)) + lane) * 4
-            lane_sums = stripes + of_head + (keys.first // STRIPE + warp) * length
-            lane_sums += (BLOCK - HALF) + lane
+            lane_room = rooms.pairs + (warp * (HALF * stripe_pitch(BLOCK)) + lane) * 4
+            if TILE.HELD > 0:
+                lane_sums = rooms.held + (warp * TILE.HELD + lane - start) * 4
+            else:
+                lane_sums = stripes + of_head + (keys.first // STRIPE + warp) * length
+                lane_sums += (BLOCK - HALF) + lane
             last_even = tl.zeros([STRIPES, HALF, HALF // 2, 1], dtype=tl.float32)
             last_odd = last_even
         else:
@@ -895,7 +903,7 @@ def summed_rows(
         tile_bias = 0.0
         if LINES:
             tile_bias = line_bias(line, place, True)
-            line = next_line(line, head, first_key - (block + BLOCK), sizes)
+            line = next_line(line, -BLOCK)
         elif NEAR_BAND:  # likewise
             tile_bias = near_bias(of_rows, place, there[None, :], sizes, KIND, TILE.EVEN, False)
             tile_bias = read_by_now(tile_bias)
@@ -918,9 +926,10 @@ def summed_rows(
         d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
         if STRIPED:  # a diagonal of a stripe that starts in one tile ends in the next
             if BY_WARP:
+                sums_of_tile = lane_sums + (block * 4 if TILE.HELD > 0 else first_row)
                 last_rows, last_even, last_odd = store_stripes(
-                    *(lane_sums + first_row, room, lane_room, d_logits),
-                    *(last_rows, last_even, last_odd),
+                    *(sums_of_tile, rooms.pairs, lane_room, d_logits),
+                    *(last_rows, last_even, last_odd, TILE.HELD > 0),
                 )
             else:
                 own, earlier, last_rows = stripe_sums(d_logits, last_rows)
@@ -930,8 +939,12 @@ def summed_rows(
         nothing = tl.zeros([STRIPES * STRIPE, BLOCK], dtype=tl.float32)
         if BY_WARP:
             store_stripes(
-                *(lane_sums + stop, room, lane_room, nothing, last_rows, last_even, last_odd)
+                *(lane_sums + (stop * 4 if TILE.HELD > 0 else stop), rooms.pairs, lane_room),
+                *(nothing, last_rows, last_even, last_odd, TILE.HELD > 0),
             )
+            if TILE.HELD > 0:
+                of_block = stripes + of_head + (keys.first // WIDTH) * length + start
+                store_held(of_block, rooms.held, stop - start + WIDTH, TILE.HELD)
         else:
             own, earlier, last_rows = stripe_sums(nothing, last_rows)
             tl.store(diagonals + stop, unfinished + earlier)
@@ -984,10 +997,19 @@ def stripe_length(sizes, TILE: tl.constexpr):
     return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 2) * TILE.ROWS
 
 
+@triton.constexpr_function
+def stripe_width(tile):
+    """Keys of a stripe in memory: those of a warp, or with HELD those of the whole tile."""
+    return tile.KEYS if tile.HELD > 0 else STRIPE.value
+
+
 @triton.jit
 def stripe_place(diagonal, TILE: tl.constexpr):
-    """Where a stripe has the sum of a diagonal r - c, r a row of the head and c = 0..15 a key."""
-    return diagonal + (TILE.ROWS + HALF)
+    """Where a stripe has the sum of a diagonal r - c, r a row of the head, c a key of the stripe."""
+    place = diagonal + (TILE.ROWS + HALF)
+    if TILE.HELD > 0:
+        place = diagonal + stripe_width(TILE)
+    return place
 
 
 @triton.constexpr_function
@@ -1000,21 +1022,78 @@ def stripe_pitch(rows):
     return rows + HALF.value
 
 
+class StripeRooms(NamedTuple):
+    """Addresses of shared memory in which four warps sum the diagonals of their stripes.
+
+    The sums of all tiles are `held` until the last one. Then the program adds up its four stripes
+    and stores one number where each would store one by itself: a quarter of the memory, which the
+    stripe kernel reads again.
+    """
+
+    pairs: Any  # float32 [warp, key, HALF + rows]: one tile (store_stripes)
+    held: Any  # float32 [warp, HELD]: the sums
+
+
 @triton.jit
-def stripe_room(ROWS: tl.constexpr):
-    """The address of shared memory for the stripes of four warps."""
-    BYTES: tl.constexpr = 4 * HALF * 4 * stripe_pitch(ROWS)
-    return tl.inline_asm_elementwise(
-        *(reserve("stripes", BYTES), "=r,r", [0]), dtype=tl.int32, is_pure=False, pack=1
-    )
+def stripe_rooms(ROWS: tl.constexpr, HELD: tl.constexpr, BY_WARP: tl.constexpr):
+    """The rooms that a program needs; 0 stands for the address of one that it does not."""
+    pairs = 0
+    held = 0
+    if BY_WARP:
+        PAIRS: tl.constexpr = 4 * HALF * WARPS * stripe_pitch(ROWS)
+        pairs = tl.inline_asm_elementwise(
+            *(reserve("stripes", PAIRS), "=r,r", [0]), dtype=tl.int32, is_pure=False, pack=1
+        )
+    if HELD > 0:
+        held = tl.inline_asm_elementwise(
+            *(reserve("sums", 4 * WARPS * HELD), "=r,r", [0]),
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    return StripeRooms(pairs, held)
 
 
 @triton.constexpr_function
-def collect_stripe(rows):
+def collect_held(held):
+    """Instructions that add up sum $2 of the four stripes, and store it at $4 if it is below $3.
+
+    $1 is the address of number $2 of the first warp. Stripes are STRIPE keys apart: a diagonal of
+    the tile is in each later one so many places after, and the first places have it in none before.
+    """
+    lines = [".reg .pred p, q; .reg .f32 sum, x;", "setp.lt.s32 q, $2, $3; mov.f32 sum, 0f00000000;"]
+    for warp in range(WARPS.value):
+        before = STRIPE.value * (WARPS.value - 1 - warp)
+        lines.append(f"setp.ge.and.s32 p, $2, {before}, q; mov.f32 x, 0f00000000;")
+        lines.append(f"@p ld.shared.f32 x, [$1+{4 * (warp * held - before)}];")
+        lines.append("add.f32 sum, sum, x;")
+    return "{ " + " ".join(lines) + " @q st.global.f32 [$4], sum; mov.u32 $0, 0; }"
+
+
+@triton.jit
+def store_held(target, held, count, HELD: tl.constexpr):
+    """Stores the `count` sums of a block of keys, added up over the stripes of all warps."""
+    tl.debug_barrier()  # of all warps
+    for first in tl.range(0, count, 32 * WARPS, num_stages=1):
+        place = first + thread_number()
+        tl.inline_asm_elementwise(
+            collect_held(HELD),
+            "=r,r,r,r,l",
+            [held + place * 4, place, count, (target + place).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    tl.debug_barrier()  # before another query head's sums are stored there
+
+
+@triton.constexpr_function
+def collect_stripe(rows, held):
     """Instructions by which a warp adds up the diagonals of its stripe and stores the sums.
 
-    $1 is the address at which the warp's room begins, and $2 that of its sums, each moved on by a
-    number for every lane. Lane l adds up the diagonals l, l + 32, ... of the rows.
+    $1 is the address at which the warp's room begins, and $2 that of its sums, which are `held` in
+    shared memory or not. Each is moved on by a number for every lane. Lane l adds up the diagonals
+    l, l + 32, ... of the rows.
     """
     pitch, counts = stripe_pitch(rows), range(rows // 32)
     lines = [".reg .f32 x;", *(f".reg .f32 sum{i};" for i in counts), "bar.warp.sync 0xffffffff;"]
@@ -1023,7 +1102,8 @@ def collect_stripe(rows):
         for key in range(1, HALF.value):
             place = 4 * key * (pitch + 1) + 128 * i
             lines.append(f"ld.shared.f32 x, [$1+{place}]; add.f32 sum{i}, sum{i}, x;")
-    lines += [f"st.global.f32 [$2+{128 * i}], sum{i};" for i in counts]
+    space = "shared" if held else "global"
+    lines += [f"st.{space}.f32 [$2+{128 * i}], sum{i};" for i in counts]
     return "{ " + " ".join(lines) + " bar.warp.sync 0xffffffff; mov.u32 $0, 0; }"
 
 
@@ -1039,7 +1119,9 @@ def store_pairs(at, even, odd):
 
 
 @triton.jit
-def store_stripes(lane_sums, room, lane_room, d_logits, last_rows, last_even, last_odd):
+def store_stripes(
+    lane_sums, room, lane_room, d_logits, last_rows, last_even, last_odd, HELD: tl.constexpr
+):
     """Stores the diagonals of a tile [keys, rows] of dS, summed within each stripe, at `lane_sums`.
 
     Each warp has a stripe, and a room of its own in shared memory, [key, HALF + rows]: no other
@@ -1061,8 +1143,11 @@ def store_stripes(lane_sums, room, lane_room, d_logits, last_rows, last_even, la
     store_pairs(at, last_even, last_odd)
     step = tl.reshape(tl.arange(0, ROWS // HALF) * HALF + HALF, [1, 1, 1, ROWS // HALF])
     store_pairs(at + step * 4, even, odd)
+    ADDRESS: tl.constexpr = "r" if HELD else "l"
+    if not HELD:
+        lane_sums = lane_sums.to(tl.int64)
     tl.inline_asm_elementwise(
-        *(collect_stripe(ROWS), "=r,r,l", [lane_room, lane_sums.to(tl.int64)]),
+        *(collect_stripe(ROWS, HELD), "=r,r," + ADDRESS, [lane_room, lane_sums]),
         dtype=tl.int32,
         is_pure=False,
         pack=1,

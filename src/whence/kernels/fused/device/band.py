@@ -1,8 +1,9 @@
 """The laid-out band, in which near tiles look the bias up, made from a caller's band or a curve.
 
-The laid-out band is in base 2. For a head it extends as far as a near tile can touch, with its
-tails beyond its reach and -inf outside the window; its *edge* is the largest |lag| in it. The band
-of a row extends to its reach, or to lag 0 in a causal call.
+The laid-out band is in base 2 or, where products start from it (KIND.STARTED), in units of q.k. For
+a head it extends as far as a near tile can touch, with its tails beyond its reach and -inf outside
+the window; its *edge* is the largest |lag| in it. The band of a row extends to its reach, or to lag
+0 in a causal call, and is in base 2.
 
 Near tiles look cells up one by one (near_bias in tile.py), or in backward on a Hopper GPU in a line
 that a warp loads ahead (BandLine).
@@ -28,13 +29,14 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, reserve, sizes_of, thread_number
-from whence.lag.deferred import widths_to_zero
+from whence.kernels.fused.device.tile import LOG2E, reserve, sizes_of, take_turn, thread_number
+from whence.lag.deferred import ROUNDED_UP, widths_to_zero
 from whence.units import GAIN
 
 SCALE = tl.constexpr(GAIN)
 WIDTHS_TO_ZERO = tl.constexpr(widths_to_zero(torch.float32))
 SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
+SLACK = tl.constexpr(ROUNDED_UP)
 
 
 @triton.jit(do_not_specialize=[*VARYING])
@@ -42,6 +44,7 @@ def head_layout_kernel(
     laid_out,  # float32 [b, h, 2 * edge + 1]
     bias,  # the band as the caller gave it; for a curve, this kernel writes extent and tails
     parameters,
+    unit,  # that a laid-out band is multiplied with
     numbers,
     n_q,
     n_k,
@@ -50,13 +53,14 @@ def head_layout_kernel(
     edge,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
-    BASE_2: tl.constexpr,  # lay the band out; else only evaluate the curve, as decoding needs it
+    LAID_OUT: tl.constexpr,  # else the curve is only evaluated, as decoding needs it
     CURVE_AT: tl.constexpr,  # the functions of a curve that makes the band, or None
     CURVE_EXTENT: tl.constexpr,
     CURVE_TAILS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """One block of lags (program 0) of one head of one sequence (program 1)."""
+    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
@@ -97,8 +101,8 @@ def head_layout_kernel(
         left = left + left_slope * distance
         right = right + right_slope * distance
         cells = tl.where(inside, cells, tl.where(lag < 0, left, right))
-    if BASE_2:
-        cells = cells * LOG2E
+    if LAID_OUT:
+        cells = cells * unit
         if KIND.BEFORE:
             cells = tl.where(lag < -sizes.before, float("-inf"), cells)
         if KIND.AFTER:
@@ -149,7 +153,7 @@ class BandLine(NamedTuple):
 
     room: Any  # address of the shared memory of all warps
     of_lane: Any  # address of this lane's first number in it
-    offset: Any  # place of this lane's first number, counted from the first of warp 0
+    source: Any  # address of this lane's first number in the band
     first: Any
     second: Any  # 32 lags after the first
     third: Any  # 64 lags after it
@@ -174,37 +178,38 @@ def first_line(head, lag, sizes, SIDE: tl.constexpr, BY_KEYS: tl.constexpr):
     )
     lane, warp = thread_number() % 32, thread_number() // 32
     offset = lane + 16 * warp if BY_KEYS else lane - 16 * warp
-    line = BandLine(room, room + (warp * LINE_PITCH + lane) * 4, offset, 0.0, 0.0, 0.0)
-    return next_line(line, head, lag, sizes)
+    source = head.band + (lag + sizes.edge + offset)
+    line = BandLine(room, room + (warp * LINE_PITCH + lane) * 4, source, 0.0, 0.0, 0.0)
+    return next_line(line, 0)
 
 
 @triton.jit
-def next_line(line, head, lag, sizes):
-    """The line of another near tile, whose smallest lag in warp 0 is `lag`."""
-    place = lag + sizes.edge + line.offset
-    last = 2 * sizes.edge  # a line extends beyond its tile, and the last one's beyond the band
-    first = head.band + tl.minimum(tl.maximum(place, 0), last)
-    second = head.band + tl.minimum(tl.maximum(place + 32, 0), last)
-    third = head.band + tl.minimum(tl.maximum(place + 64, 0), last)
+def next_line(line, step):
+    """The line of the near tile whose lags are `step` larger.
+
+    A line extends beyond its tile, and one is loaded after the last tile, too: the laid-out band
+    has room for both.
+    """
+    source = line.source + step
     first, second, third = tl.inline_asm_elementwise(
         load_line(),
-        "=f,=f,=f,l,l,l",
-        [first.to(tl.int64), second.to(tl.int64), third.to(tl.int64)],
+        "=f,=f,=f,l",
+        [source.to(tl.int64)],
         dtype=(tl.float32, tl.float32, tl.float32),
         is_pure=False,
         pack=1,
     )
-    return BandLine(line.room, line.of_lane, line.offset, first, second, third)
+    return BandLine(line.room, line.of_lane, source, first, second, third)
 
 
 @triton.constexpr_function
 def load_line():
-    """Instructions that load three numbers.
+    """Instructions that load three numbers, 32 places apart.
 
     The compiler moves no load past the last one, so that the loads are started here and not where
     their results are needed.
     """
-    loads = "ld.global.f32 $0, [$3]; ld.global.f32 $1, [$4]; ld.global.f32 $2, [$5];"
+    loads = "ld.global.f32 $0, [$3]; ld.global.f32 $1, [$3+128]; ld.global.f32 $2, [$3+256];"
     return f"{loads} bar.warp.sync 0xffffffff;"
 
 
@@ -221,7 +226,7 @@ def share_line():
 
 @triton.jit
 def line_bias(line, place, BY_KEYS: tl.constexpr):
-    """The bias of every cell of a near tile, in base 2, from the line that was loaded for it.
+    """The bias of every cell of a near tile from the line that was loaded for it.
 
     Addresses are a number of the thread plus one of the register (see lags_of in tile.py).
     """
@@ -316,13 +321,13 @@ def gaussians_at(h, lag, reach, parameters, COUNT: tl.constexpr):
 
 @triton.jit
 def gaussians_extent(h, reach, parameters, COUNT: tl.constexpr):
-    """Where the last Gaussian of head h ends, at most the reach."""
+    """The extent of head h as GaussianSum has it, at most the reach."""
     a, w, u, there = _gaussians_of(h, parameters, COUNT)
-    edge = tl.where(there, w * (tl.abs(u) + WIDTHS_TO_ZERO), 0.0)
+    edge = tl.where(there, w * (tl.abs(u) + WIDTHS_TO_ZERO) * SLACK, 0.0)
     # With a NaN, which fails every comparison, or an infinite width, nothing may be cut off.
     sound = (edge < reach) & (tl.abs(a) < float("inf"))
     far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
-    return tl.minimum(tl.ceil(far).to(tl.int32), reach)
+    return tl.minimum(tl.floor(far).to(tl.int32), reach)
 
 
 @triton.jit(do_not_specialize=["reach", "beyond", "batches", "blocks"])
@@ -337,8 +342,10 @@ def gaussians_gradient_kernel(
     batches,
     blocks,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One Gaussian (program 1) of one head (program 0), over the lags within the head's extent."""
+    take_turn(CHAINED)
     h = tl.program_id(0)
     place = h * parameters.count + tl.program_id(1)
     a = tl.load(parameters.first + place) * SCALE
@@ -409,8 +416,10 @@ def buckets_gradient_kernel(
     batches,
     blocks,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One bucket (program 1) of one head (program 0): the sum over its lags and its tails."""
+    take_turn(CHAINED)
     h = tl.program_id(0)
     bucket = tl.program_id(1)
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -456,8 +465,10 @@ def line_gradient_kernel(
     batches,
     blocks,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """The slope of one head (program 0)."""
+    take_turn(CHAINED)
     h = tl.program_id(0)
     total = tail_sums(d_tails, 1, h, parameters.count, batches, blocks, BLOCK)
     total += tail_sums(d_tails, 3, h, parameters.count, batches, blocks, BLOCK)

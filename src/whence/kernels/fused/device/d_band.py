@@ -6,8 +6,9 @@ registers, and at the end sums the diagonals of that one tile; a second small ke
 shares. Only block-diagonals that touch the band are visited.
 
 **Up to 2,048 tokens.** The key kernel has dS of every near tile in registers already. It sums the
-diagonals of dS within each *stripe* of 16 keys and stores them; `stripe_kernel` adds up stripes and
-sequences. A head has n_q * n_k / 16 such sums, which is too much memory for long sequences.
+diagonals of dS within each *stripe* of 16 keys, or of 64 in tiles of 64 rows on a Hopper GPU, and
+stores them; `stripe_kernel` adds up stripes and sequences. A head has n_q * n_k / 16 or / 64 such
+sums, which is too much memory for long sequences.
 """
 
 import triton
@@ -15,13 +16,13 @@ import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.backward import (
-    STRIPE,
     MassGradient,
     Queries,
     end_gradients,
     mass_rows,
     stripe_length,
     stripe_place,
+    stripe_width,
     tile_gradient,
 )
 from whence.kernels.fused.device.tile import (
@@ -37,6 +38,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     read_by_now,
     sizes_of,
+    take_turn,
 )
 
 
@@ -215,10 +217,10 @@ def collect_kernel(
 
 
 @triton.jit
-def near_rows(stripe, sizes, KIND: tl.constexpr):
+def near_rows(stripe, sizes, KIND: tl.constexpr, WIDTH: tl.constexpr):
     """The rows whose squares are near those of a stripe's keys, as `row_range` has them."""
     SIDE: tl.constexpr = KIND.GRAIN
-    first = stripe * STRIPE // SIDE * SIDE - sizes.q_start
+    first = stripe * WIDTH // SIDE * SIDE - sizes.q_start
     low = tl.maximum(first - sizes.reach, 0) // SIDE * SIDE
     high = tl.maximum(first + (sizes.reach + 2 * SIDE - 1), 0) // SIDE * SIDE
     return low, tl.minimum(high, sizes.n_q)
@@ -248,6 +250,7 @@ def stripe_kernel(
 
     Lags beyond the near tiles' reach, as those beyond an extent, get 0.
     """
+    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     h = bh % sizes.n_heads
@@ -269,21 +272,22 @@ def stripe_kernel(
         high_lag = tl.minimum(high_lag, sizes.after)
     # The stripes that some row meets at one of the lags.
     ahead = sizes.q_start + top
-    start = tl.maximum(ahead - (LAGS + STRIPE), 0) // STRIPE
-    stop = tl.minimum(tl.maximum(ahead + sizes.n_q, 0) + STRIPE, sizes.n_k + STRIPE - 1) // STRIPE
+    WIDTH: tl.constexpr = stripe_width(TILE)
+    start = tl.maximum(ahead - (LAGS + WIDTH), 0) // WIDTH
+    stop = tl.minimum(tl.maximum(ahead + sizes.n_q, 0) + WIDTH, sizes.n_k + WIDTH - 1) // WIDTH
     stop = tl.where((top >= low_lag) & (top - LAGS < high_lag), stop, 0)
     # Stripes come first, so that the compiler gives a thread few of them, and all sequences.
     total = tl.zeros([STRIPES, BATCHES, LAGS], dtype=tl.float32)
     for first_stripe in range(start, stop, STRIPES):
         stripe = first_stripe + tl.arange(0, STRIPES)
-        diagonal = (stripe * STRIPE - ahead)[:, None] + t[None, :]
+        diagonal = (stripe * WIDTH - ahead)[:, None] + t[None, :]
         # Of these lags it stored the diagonals that have a row in its near tiles: within the near
         # reach, all that have a row.
         low, high = sizes.n_q * 0, sizes.n_q
         if KIND.GRAIN > 0:
-            low, high = near_rows(stripe, sizes, KIND)
+            low, high = near_rows(stripe, sizes, KIND, WIDTH)
             low, high = low[:, None], high[:, None]
-        there = (stripe < stop)[:, None] & (diagonal > low - STRIPE) & (diagonal < high)
+        there = (stripe < stop)[:, None] & (diagonal > low - WIDTH) & (diagonal < high)
         cell = stripe[:, None] * length + stripe_place(diagonal, TILE)
         for first_batch in range(0, batches, BATCHES):
             each = first_batch + tl.arange(0, BATCHES)

@@ -25,6 +25,7 @@ from whence.kernels.fused.device.tile import (
     load_in_place,
     load_rows,
     load_tails,
+    logits_of,
     longest_first,
     masked_left,
     masked_right,
@@ -43,6 +44,7 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     store_where,
     table_product,
+    take_turn,
     visible_cells,
     wide,
 )
@@ -90,6 +92,7 @@ def forward_kernel(
     PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
 ):
     """One block of query rows of one head."""
+    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     program = program_of(TILE)
@@ -219,21 +222,27 @@ def attended(
     row = (rows.first_row + r)[:, None]
     first = rows.first_row + sizes.q_start
     scale = sizes.scale * LOG2E
+    STARTED: tl.constexpr = KIND.STARTED and REGION == 1
     # Where nothing is added to the products, they are scaled as the maximum is subtracted, which
-    # saves an operation in each cell. The largest product is the largest logit then, too.
-    PLAIN: tl.constexpr = REGION != 1 and not (KIND.SLOPES or MASKED or KIND.NEGATIVE)
+    # saves an operation in each cell. The largest product is the largest logit then, too. A value
+    # table needs the logits of near tiles.
+    ADDED: tl.constexpr = not STARTED or KIND.VALUES if REGION == 1 else KIND.SLOPES
+    PLAIN: tl.constexpr = not (ADDED or MASKED or KIND.NEGATIVE)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         col = (block + c)[None, :]
         k_tile = load_rows(k, block, c[None, :], d[:, None], sizes.n_k, KIND.D, TILE.EVEN)
-        logits = tl.dot(q, k_tile, input_precision=KIND.PRECISION)
+        place = Place(rows.first_row, r[:, None], block, c[None, :])
+        bias = 0.0
+        if NEAR_BAND:
+            bias = near_bias(head, place, there, sizes, KIND, TILE.EVEN, True)
+        logits = logits_of(q, k_tile, bias, STARTED, KIND)
         factor = scale  # that the logits lack
         if not PLAIN:
             logits *= scale
             factor = 1.0
         shift = 0.0
-        place = Place(rows.first_row, r[:, None], block, c[None, :])
-        if NEAR_BAND:
-            logits += near_bias(head, place, there, sizes, KIND, TILE.EVEN, True)
+        if NEAR_BAND and not STARTED:
+            logits += bias
         if KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift

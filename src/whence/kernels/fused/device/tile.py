@@ -74,6 +74,19 @@ class Range(NamedTuple):
 
 
 @triton.jit
+def take_turn(CHAINED: tl.constexpr):
+    """Waits for the kernel before, of which nothing may be read or overwritten until then.
+
+    With CHAINED, programs of the next kernel may start from here on, where multiprocessors have no
+    more to do for this one, and wait there in their turn (CUDA's programmatic dependent launch, on
+    Hopper GPUs). So the time between two kernels, in which all of the GPU is idle, is shorter.
+    """
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
     """All numbers of a call in one group."""
     return Sizes(
@@ -540,7 +553,7 @@ def near_bias(
     EVEN: tl.constexpr,  # all rows of the tile exist
     OWN_BAND: tl.constexpr,  # this program computed the bands of its rows
 ):
-    """The bias of every cell of a near tile, in base 2.
+    """The bias of every cell of a near tile, in base 2 or, if KIND.STARTED, in units of q.k.
 
     The look-up in a laid-out band needs no comparison (band.py). A raw band is one that was not
     laid out: for few queries, comparisons cost less.
@@ -579,7 +592,7 @@ def near_bias(
         # Rows are counted from the last, so that both terms grow with the index of a register. Then
         # the compiler sees which cells of a thread have the same lag, and reads it once for them.
         LAST: tl.constexpr = place.r.shape[0] * place.r.shape[1] - 1
-        line = head.band + (ahead + sizes.edge - LAST) + (LAST - place.r)
+        line = head.band + wide(ahead + sizes.edge - LAST) + (LAST - place.r)
         bias = read_in_place(line + place.c)
     return bias
 
@@ -715,12 +728,22 @@ def where_negative(x, y):
 
 @triton.jit
 def wide(place):
-    """The first row or key of a tile, which is not negative, in 64 bits.
+    """A place that is not negative, as the first row or key of a tile, in 64 bits.
 
     Extended without a sign, a loop variable stays in 32 bits. With a sign, the compiler would count
     it in 64, and multiply every row of the tile in 64 bits.
     """
     return (tl.zeros([], tl.uint32) + place).to(tl.int64)
+
+
+@triton.jit
+def logits_of(x, y, bias, STARTED: tl.constexpr, KIND: tl.constexpr):
+    """x @ y, or if STARTED bias + x @ y: what a tensor core adds to costs nothing."""
+    if STARTED:
+        logits = tl.dot(x, y, bias, input_precision=KIND.PRECISION)
+    else:
+        logits = tl.dot(x, y, input_precision=KIND.PRECISION)
+    return logits
 
 
 @triton.jit
