@@ -129,6 +129,16 @@ def test_gradients_are_finite_for_every_width_and_zero_where_a_gaussian_is_no_wi
     assert_close(narrow["raw_deviation"][0, :3], torch.zeros(3), rtol=0, atol=0)
 
 
+@given(log_width=st.floats(-3, 7))
+def test_the_extent_of_a_centred_gaussian_is_its_last_lag_that_is_not_zero(log_width):
+    """One more would make a whole tile of a kernel near."""
+    method = Tisa(1, kernels=1)
+    method.deviation, method.offset, method.amplitude = math.exp(log_width), 0.0, 1.0
+    lag = torch.arange(10_000)
+    last = lag[method.curve(lag)[0] != 0].max()
+    assert method.extent(10_000).item() - last.item() in (0, 1)  # 1 where rounding decides
+
+
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 60), (torch.float64, 120)])
 def test_the_extent_is_short_where_the_gaussians_are_narrow(dtype, most):
     """A bound that is always `longest` would be safe and useless."""

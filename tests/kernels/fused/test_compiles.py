@@ -96,6 +96,14 @@ def assert_a_warp_stores_one_stripe(ttgir: str) -> None:
         assert all(base[0] == 0 for base in bases["lane"])
 
 
+def assert_it_waits_before_it_touches_memory(ptx: str) -> None:
+    """A chained kernel may start before the one before it is done."""
+    waits = ptx.index("griddepcontrol.wait")
+    touched = re.search(r"\b(ld|st|atom|red)\.global|cp\.async", ptx)
+    assert touched is not None
+    assert waits < touched.start()
+
+
 def assert_a_warp_reads_its_own_line(ttgir: str) -> None:
     """Each warp stores the line of its 16 rows, so it must hold the cells of these and no others."""
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", ttgir, re.MULTILINE))
@@ -111,6 +119,7 @@ def assert_a_warp_reads_its_own_line(ttgir: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "n"),
     [
+        ("tisa", 1024),
         ("tisa", 512),
         ("tisa", 200),
         ("t5", 200),
@@ -123,10 +132,11 @@ def test_every_kernel_of_a_training_call_compiles(
     spec: str, n: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from whence.kernels.fused import backend, tiles
-    from whence.kernels.fused.plan import PLANS, Plan, needs_more_memory
+    from whence.kernels.fused.plan import PLANS, RESERVED, Plan, needs_more_memory
     from whence.kernels.fused.tiles import TABLE, TILES
 
-    names, lines = [], []
+    names: list[str] = []
+    lines, turns, held = [], [], []
 
     def launch(
         plan: Plan,
@@ -148,8 +158,17 @@ def test_every_kernel_of_a_training_call_compiles(
         assert "cubin" in found.asm
         assert not needs_more_memory(found.metadata.shared, found.asm["ptx"])
         names.append(kernel.fn.__name__)
+        if chained:
+            assert_it_waits_before_it_touches_memory(found.asm["ptx"])
+            turns.append(names[-1])
         if constants.get("BY_WARP"):
             assert_a_warp_stores_one_stripe(found.asm["ttgir"])
+        if names[-1] == "key_kernel" and constants["TILE"].HELD:
+            held.append(names[-1])
+            reserved = sum(int(size) for size in RESERVED.findall(found.asm["ptx"]))
+            each = found.metadata.shared + reserved + (1 << 10)  # of which CUDA takes the last
+            assert 2 * each <= 228 << 10  # two programs on a multiprocessor
+            assert reserved <= 48 << 10
         if names[-1] in ("query_kernel", "key_kernel") and constants["TILE"].LINES:
             assert_a_warp_reads_its_own_line(found.asm["ttgir"])
             lines.append(names[-1])
@@ -169,3 +188,5 @@ def test_every_kernel_of_a_training_call_compiles(
         PLANS.forget()
     assert len(names) >= 3
     assert lines == (["query_kernel", "key_kernel"] if spec == "tisa" else [])
+    assert ("key_kernel" in turns) == ("key_kernel" in names)
+    assert bool(held) == (spec == "tisa" and causal and n > 512)

@@ -625,6 +625,58 @@ def test_far_keys_may_be_attended_to_elsewhere(causal: bool, by_row: bool) -> No
     assert_equal([*grads[:3], grads.band, given], wanted)
 
 
+def test_the_stride_from_row_to_row_is_a_constant_unless_the_batch_lies_within_the_rows() -> None:
+    from whence.kernels.fused.device.arguments import rows_of
+
+    def stride(x: Tensor) -> Any:
+        return rows_of(x).stride_n
+
+    by_head = torch.empty(3, 2, 7, 16)
+    by_token = torch.empty(3, 7, 2, 16).transpose(1, 2)
+    batch_inside = torch.empty(7, 3, 2, 16).permute(1, 2, 0, 3)
+    assert (stride(by_head).value, stride(by_token).value) == (16, 32)
+    assert stride(batch_inside) == 96  # with another batch it would be another number
+    one_sequence = torch.empty(7, 1, 2, 16).permute(1, 2, 0, 3)
+    assert stride(one_sequence).value == 32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "started"),
+    [
+        (torch.float16, 0.25, True),
+        (torch.float16, 3e-6, True),
+        (torch.float16, 1e-7, False),  # a bias divided by it could be infinite
+        (torch.float16, 0.0, False),
+        (torch.float16, -0.25, False),  # the largest logit would be the smallest product
+        (torch.float32, 0.25, False),
+    ],
+)
+@pytest.mark.parametrize("table", [False, True])
+def test_products_start_from_a_head_s_band_in_half_precision(
+    dtype: torch.dtype, scale: float, started: bool, table: bool
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 80, 16).to(dtype) for _ in range(3))
+    band, tails = torch.randn(1, 2, 1, 41), torch.randn(4, 1, 2, 1)
+    tails[1::2] = 0.0
+    bias = LagBias(band, *[Line(tails[i]) for i in (0, 2)])
+    inputs: dict[str, Tensor | None] = {"band": band, "tails": tails}
+    values = None
+    if table:
+        inputs["table"] = torch.randn(1, 5, 16)
+        values = LagValues(inputs["table"])
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    leaves.append(band.requires_grad_())
+    out, weight, wanted = defined(*leaves[:3], leaves, bias=bias, values=values, scale=scale)
+    found, grads, plan = launched(q, k, v, weight.to(dtype), inputs, scale=scale)
+    assert started == plan.constants["forward_kernel"]["KIND"].STARTED
+    close = {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(found.float(), out, **close)
+    for a, b in zip([*grads[:3], grads.band], wanted, strict=True):
+        wanted_here = torch.zeros(a.shape) if b is None else b
+        torch.testing.assert_close(a.float(), wanted_here, **close)
+
+
 def test_a_new_length_compiles_nothing() -> None:
     found = []
     for n, q_start in ((17, 0), (32, 5), (41, 16)):

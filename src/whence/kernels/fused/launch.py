@@ -291,9 +291,12 @@ def backward(
     by_warp = held = False
     if shared and few_tokens:
         by_warp = by_keys.rows >= 32 and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype)
-        # With wider heads one program would run on a multiprocessor where two did; and Triton asks
-        # the GPU for more than 48 KB of shared memory only if its own is more, as with 64 rows.
-        held = by_warp and by_keys.rows == 64 and max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64
+        # With wider heads, more stages or tiles that are not whole, one program would run on a
+        # multiprocessor where two did. With fewer rows Triton's own shared memory would be less
+        # than 48 KB, and it would not ask the GPU for more (needs_more_memory in plan.py).
+        whole = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
+        small = max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64 and by_keys.stages <= 3
+        held = by_warp and by_keys.rows == 64 and whole and small
         count = ceil_div(n_k, by_keys.keys) * (1 if held else by_keys.keys // STRIPE.value)
         length = (ceil_div(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
@@ -532,9 +535,8 @@ def _laid_out(
     """The laid-out band (device/band.py), a curve's extent, and the tails of a curve or product.
 
     Each is None if the call does not have it. For a product, band and tails are empty memory that
-    the forward kernel fills. A band of a head is multiplied with `unit`. Without one a
-    curve is evaluated but not laid out: its band has
-    the form in which a caller gives one.
+    the forward kernel fills. The band of a head is multiplied with `unit`. Without a unit a curve
+    is evaluated but not laid out: its band has the form in which a caller gives one.
     """
     b, h, n_q, _ = q.shape
     shape = _band_shape(q, inputs, product, curve)
@@ -823,9 +825,7 @@ def _call(
         VALUE_LAST=value_last,
         MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
         LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
-        STARTED=shape is not None
-        and not (per_row or raw_band)
-        and _starts_with_bias(q, numbers),
+        STARTED=shape is not None and not (per_row or raw_band) and _starts_with_bias(q, numbers),
         CHAINED=tiling.on_hopper() and far is None,
     )
     sizes = a.Sizes(

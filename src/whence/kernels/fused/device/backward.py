@@ -1005,7 +1005,7 @@ def stripe_width(tile):
 
 @triton.jit
 def stripe_place(diagonal, TILE: tl.constexpr):
-    """Where a stripe has the sum of a diagonal r - c, r a row of the head, c a key of the stripe."""
+    """Where a stripe has the sum of a diagonal r - c, r a row and c a key of the stripe."""
     place = diagonal + (TILE.ROWS + HALF)
     if TILE.HELD > 0:
         place = diagonal + stripe_width(TILE)
@@ -1061,7 +1061,10 @@ def collect_held(held):
     $1 is the address of number $2 of the first warp. Stripes are STRIPE keys apart: a diagonal of
     the tile is in each later one so many places after, and the first places have it in none before.
     """
-    lines = [".reg .pred p, q; .reg .f32 sum, x;", "setp.lt.s32 q, $2, $3; mov.f32 sum, 0f00000000;"]
+    lines = [
+        ".reg .pred p, q; .reg .f32 sum, x;",
+        "setp.lt.s32 q, $2, $3; mov.f32 sum, 0f00000000;",
+    ]
     for warp in range(WARPS.value):
         before = STRIPE.value * (WARPS.value - 1 - warp)
         lines.append(f"setp.ge.and.s32 p, $2, {before}, q; mov.f32 x, 0f00000000;")

@@ -177,8 +177,10 @@ def first_line(head, lag, sizes, SIDE: tl.constexpr, BY_KEYS: tl.constexpr):
         pack=1,
     )
     lane, warp = thread_number() % 32, thread_number() // 32
-    offset = lane + 16 * warp if BY_KEYS else lane - 16 * warp
-    source = head.band + (lag + sizes.edge + offset)
+    offset = lane + 16 * warp if BY_KEYS else lane - 16 * warp  # -48..79, and 64 more are loaded
+    # The limits are for a program without near tiles, whose lags may lie outside the band.
+    place = tl.minimum(tl.maximum(lag + sizes.edge, 48), 2 * sizes.edge - 143)
+    source = head.band + (place + offset)
     line = BandLine(room, room + (warp * LINE_PITCH + lane) * 4, source, 0.0, 0.0, 0.0)
     return next_line(line, 0)
 
