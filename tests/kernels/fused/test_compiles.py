@@ -69,14 +69,15 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", CURVES)
 def test_a_curve_s_gradient_kernel_compiles(name: str) -> None:
-    from whence.kernels.fused.backend import CurveBand
+    from whence.kernels.fused.backend import CurveBand, Numbers
     from whence.kernels.fused.launch import _curve_gradient
 
     plan: Any = Compiling()
+    numbers = Numbers(1.0, 0, -1, -1, 0.0, False)
     curve = CurveBand(name, 4, CURVES[name])
     extent = None if curve.tails else torch.ones(2, dtype=torch.int32)
     d_tails = torch.ones(4, 3, 2, 5) if curve.tails else None
-    _curve_gradient(plan, curve, extent, torch.ones(1, 2, 1, 13), d_tails, False)
+    _curve_gradient(plan, curve, extent, torch.ones(1, 2, 1, 13), d_tails, numbers)
     assert all("ptx" in kernel.asm for kernel in plan.compiled)
     assert len(plan.compiled) == 1
 

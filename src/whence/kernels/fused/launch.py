@@ -191,7 +191,7 @@ def backward(
             return found
         of_curve: Sequence[Any] = (None, None, None)
         if wanted.band or wanted.tails:
-            of_curve = _curve_gradient(plan, curve, extent, found.band, found.tails, False)
+            of_curve = _curve_gradient(plan, curve, extent, found.band, found.tails, numbers)
         return found._replace(band=None, tails=None, parameters=of_curve)
     call = _call(q, k, v, inputs, numbers, band, far, far_gradients, product, curve)
     tokens = call.kind.TOKENS
@@ -341,7 +341,7 @@ def backward(
         d_band = _striped_band(plan, call, stripes, key_tile)
     d_parameters: Sequence[Any] = (None, None, None)
     if curve is not None and (wanted.band or wanted.tails):
-        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, side)
+        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, numbers, side=side)
     d_query = d_factor = None
     if product is not None:
         d_query, d_factor = product_gradients(
@@ -508,6 +508,7 @@ def _decode(
         _parameters(() if curve is None else curve.parameters),
         *(result.mass, sums, share, *a.scalars(call.sizes)),
         stages=tile.stages,
+        chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=a.Tile(FEW_ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
         **_curve_constants(curve),
@@ -516,6 +517,7 @@ def _decode(
         merge_kernel,
         (b * h * n_q,),
         *(sums, call.table, result, count, *a.scalars(call.sizes)),
+        chained=call.kind.CHAINED,
         KIND=call.kind,
         SHARES=power_of_two(count),
     )
@@ -582,6 +584,14 @@ def _laid_out(
         **_curve_constants(curve),
     )
     return band, extent, tails
+
+
+def _is_chained(numbers: Numbers) -> bool:
+    """Whether a kernel is made ready while the one before ends (take_turn in device/tile.py).
+
+    Not where a plain kernel takes the far keys, on two streams.
+    """
+    return tiling.on_hopper() and numbers.far == 0
 
 
 def _starts_with_bias(q: Any, numbers: Numbers) -> bool:
@@ -728,7 +738,14 @@ def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
 
 
 def _curve_gradient(
-    plan: Plan, curve: CurveBand, extent: Any, d_band: Any, d_tails: Any, side: bool
+    plan: Plan,
+    curve: CurveBand,
+    extent: Any,
+    d_band: Any,
+    d_tails: Any,
+    numbers: Numbers,
+    *,
+    side: bool = False,
 ) -> Sequence[Any]:
     """The gradients of a curve's parameters in float32; None for a parameter of whole numbers."""
     first = curve.parameters[0]
@@ -748,10 +765,10 @@ def _curve_gradient(
         (heads, math.prod(first.shape) // heads),
         *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found)),
         *(curve.reach, beyond, batches, blocks),
-        chained=tiling.on_hopper() and not side,
+        chained=_is_chained(numbers),
         side=side,
         BLOCK=128,
-        CHAINED=tiling.on_hopper() and not side,
+        CHAINED=_is_chained(numbers),
     )
     return found
 
@@ -826,7 +843,7 @@ def _call(
         MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
         LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
         STARTED=shape is not None and not (per_row or raw_band) and _starts_with_bias(q, numbers),
-        CHAINED=tiling.on_hopper() and far is None,
+        CHAINED=_is_chained(numbers),
     )
     sizes = a.Sizes(
         n_q=n_q,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from whence.kernels.fused import tiles as tiling
 from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
@@ -100,6 +101,7 @@ def forward(
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
+        chained=tiling.on_hopper(),
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
         SHORT=Short(1, cut.run, DIAGONALS=False, TRIANGLE=_triangular(call)),
@@ -149,6 +151,7 @@ def backward(
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
+        chained=tiling.on_hopper(),
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
         SHORT=Short(blocks, run, diagonals is not None, triangle, with_factor, parts),
@@ -181,10 +184,12 @@ def _band_gradient(plan: Any, diagonals: Any, band: Any, sizes: a.Sizes, tile: a
         *(diagonals, d_band, runs // bands, *a.scalars(sizes)),
         warps=4,
         stages=1,
+        chained=tiling.on_hopper(),
         TILE=tile,
         ROW_BLOCKS=blocks,
         LAGS=lags,
         BATCHES=_batches(runs // bands, lags),
+        CHAINED=tiling.on_hopper(),
     )
     return plan.summed(d_band, tuple(band.shape))
 
@@ -200,10 +205,12 @@ def _tails_gradient(plan: Any, diagonals: Any, tails: Any, sizes: a.Sizes, tile:
         *(diagonals, d_tails, runs // count, *a.scalars(sizes)),
         warps=4,
         stages=1,
+        chained=tiling.on_hopper(),
         TILE=tile,
         ROW_BLOCKS=blocks,
         LAGS=lags,
         BATCHES=_batches(runs // count, lags),
+        CHAINED=tiling.on_hopper(),
     )
     return plan.summed(d_tails, tuple(tails.shape))
 
@@ -370,6 +377,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         VALUE_LAST=value_last,
         MARGIN=0,
         LAGS=_padded(max(last, value_last) + 1, 16),
+        CHAINED=tiling.on_hopper(),
     )
 
 

@@ -213,8 +213,8 @@ class Kind(NamedTuple):
     # In backward, near and far are told apart in squares of this side, the same for every kernel,
     # and near cells of a tail are summed with the band's diagonals. 0: each kernel has its tiles.
     GRAIN: int = 0
-    # A head's laid-out band is in units of q.k, not in base 2, and the product of a near tile starts
-    # from it, which saves an addition in every cell.
+    # A head's laid-out band is in units of q.k, not in base 2, and the product of a near tile
+    # starts from it, which saves an addition in every cell.
     STARTED: bool = False
     CHAINED: bool = False  # a kernel is made ready while the one before ends (take_turn in tile.py)
 
