@@ -198,7 +198,9 @@ def backward(
     d_table = None
     if inputs.table is not None:
         parts = mass_parts(q, k, inputs.table, numbers)
-        d_table = table_gradient(plan, kept.mass, d_out, inputs.table, parts)
+        d_table = table_gradient(
+            *(plan, kept.mass, d_out, inputs.table, parts), chained=_is_chained(numbers)
+        )
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
     d_last = call.kind.LAST if product is not None else 2 * call.sizes.reach
@@ -345,7 +347,8 @@ def backward(
     d_query = d_factor = None
     if product is not None:
         d_query, d_factor = product_gradients(
-            plan, product, q, d_q, d_band, wanted, seen_cells(call.sizes, d_last)
+            *(plan, product, q, d_q, d_band, wanted, seen_cells(call.sizes, d_last)),
+            chained=call.kind.CHAINED,
         )
     if product is not None or curve is not None:
         d_band = d_tails = None  # their gradients went on to the factors or parameters

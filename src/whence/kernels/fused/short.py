@@ -165,11 +165,11 @@ def backward(
     if call.product is not None and wanted.factor:
         factor = call.product.table
         if d_factors is not None:
-            d_factor = table_sum(plan, d_factors, factor)
+            d_factor = table_sum(plan, d_factors, factor, chained=tiling.on_hopper())
         else:  # one lag: one number for all keys, which does not change a softmax
             d_factor = plan.zeros(factor.shape, torch.float32)
     if d_tables is not None:
-        d_table = table_sum(plan, d_tables, call.inputs.table)
+        d_table = table_sum(plan, d_tables, call.inputs.table, chained=tiling.on_hopper())
     return Gradients(d_q, d_k, d_v, d_band, d_tails, d_table, factor=d_factor)
 
 

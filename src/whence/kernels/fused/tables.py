@@ -33,8 +33,13 @@ def product_gradients(
     d_band: Any,
     wanted: Wanted,
     seen: Seen | None,
+    *,
+    chained: bool = False,
 ) -> tuple[Any, Any]:
-    """The gradients of a product's factors. If the query is q, its gradient is added to d_q."""
+    """The gradients of a product's factors. If the query is q, its gradient is added to d_q.
+
+    `chained` as in Plan.launch.
+    """
     query, table = product.query, product.table
     if d_band is None:  # one lag: one number for all keys, which does not change a softmax
         d_query = None if query is None else plan.zeros(query.shape, query.dtype)
@@ -49,6 +54,7 @@ def product_gradients(
         *(source, table, product.scale, d_query if wanted.query else None),
         added=query is None,
         table_too=wanted.factor,
+        chained=chained,
     )
     return d_query if query is not None and wanted.query else None, d_factor
 
@@ -62,10 +68,16 @@ def seen_cells(sizes: a.Sizes, last: int) -> Seen:
     return Seen(sizes.q_start - reach, sizes.n_k, first, final, right)
 
 
-def table_gradient(plan: Any, mass: Any, d_out: Any, table: Any, parts: int = 2) -> Any:
+def table_gradient(
+    plan: Any, mass: Any, d_out: Any, table: Any, parts: int = 2, *, chained: bool = False
+) -> Any:
     """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
     return _product_gradient(
-        *(plan, mass, None, d_out, table, 1.0, None), added=False, table_too=True, parts=parts
+        *(plan, mass, None, d_out, table, 1.0, None),
+        added=False,
+        table_too=True,
+        parts=parts,
+        chained=chained,
     )
 
 
@@ -94,6 +106,7 @@ def _product_gradient(
     added: bool,
     table_too: bool,
     parts: int = 2,
+    chained: bool = False,
 ) -> Any:
     """Writes or adds to d_query unless it is None; returns the table's gradient if it is wanted.
 
@@ -119,6 +132,7 @@ def _product_gradient(
         *(gradient, a.rows_of(query), a.table_of(table), a.rows_of(d_query), sums),
         *(n_q, *(seen or Seen(0, 0, 0, 0, 0)), blocks, steps, scale),
         warps=8 if query.dtype == torch.float32 else 4,  # without tensor cores: more registers
+        chained=chained,
         KIND=ProductKind(
             LAST=width - 1,
             D=d,
@@ -130,9 +144,10 @@ def _product_gradient(
             EVEN=n_q % rows == 0 and blocks % steps == 0,
             PRECISION="ieee" if _misread(query) else a.precision_of(query),
             PARTS=parts,
+            CHAINED=chained,
         ),
     )
-    return None if sums is None else table_sum(plan, sums, table)
+    return None if sums is None else table_sum(plan, sums, table, chained=chained)
 
 
 def _misread(x: Any) -> bool:
@@ -140,7 +155,7 @@ def _misread(x: Any) -> bool:
     return bool(x.dtype == torch.bfloat16 and INTERPRETED.value)
 
 
-def table_sum(plan: Any, sums: Any, table: Any) -> Any:
+def table_sum(plan: Any, sums: Any, table: Any, *, chained: bool = False) -> Any:
     """The sum over runs of rows, and over heads that share the table."""
     (runs, h, width, d), heads = sums.shape, table.shape[0]
     d_table = plan.empty(table.shape, torch.float32)
@@ -149,8 +164,10 @@ def table_sum(plan: Any, sums: Any, table: Any) -> Any:
         (table.shape[1], ceil_div(d, SUM_COLUMNS), heads),
         *(sums, d_table, runs * h // heads, width - 1),
         warps=8,
+        chained=chained,
         D=d,
         COLUMNS=SUM_COLUMNS,
         PARTS=SUM_PARTS,
+        CHAINED=chained,
     )
     return d_table

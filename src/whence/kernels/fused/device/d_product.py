@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from whence.kernels.fused.device.tile import head_rows, in_two, product_in_parts, third_part
+from whence.kernels.fused.device.tile import (
+    head_rows,
+    in_two,
+    product_in_parts,
+    take_turn,
+    third_part,
+)
 
 
 class Seen(NamedTuple):
@@ -51,6 +57,7 @@ class ProductKind(NamedTuple):
     EVEN: bool  # all rows of all steps exist
     PRECISION: str
     PARTS: int  # of the dtype, 2 or 3, in which the table's gradient takes a float32
+    CHAINED: bool  # see take_turn in tile.py
 
 
 @triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "final", "right", "blocks", "steps"])
@@ -75,6 +82,7 @@ def product_gradient_kernel(
 
     The programs with the first block of lags also compute d_query, a sum over all lags.
     """
+    take_turn(KIND.CHAINED)
     seen = Seen(start, n_k, first, final, right)
     D: tl.constexpr = KIND.D
     PIECE: tl.constexpr = KIND.PIECE
@@ -163,8 +171,10 @@ def table_sum_kernel(
     D: tl.constexpr,
     COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,  # added up at once
+    CHAINED: tl.constexpr,
 ):
     """Some columns (program 1) of one lag (program 0) of one head (program 2), in a fixed order."""
+    take_turn(CHAINED)
     lag = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     h = tl.program_id(2)
