@@ -69,15 +69,14 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", CURVES)
 def test_a_curve_s_gradient_kernel_compiles(name: str) -> None:
-    from whence.kernels.fused.backend import CurveBand, Numbers
+    from whence.kernels.fused.backend import CurveBand
     from whence.kernels.fused.launch import _curve_gradient
 
     plan: Any = Compiling()
-    numbers = Numbers(1.0, 0, -1, -1, 0.0, False)
     curve = CurveBand(name, 4, CURVES[name])
     extent = None if curve.tails else torch.ones(2, dtype=torch.int32)
     d_tails = torch.ones(4, 3, 2, 5) if curve.tails else None
-    _curve_gradient(plan, curve, extent, torch.ones(1, 2, 1, 13), d_tails, numbers)
+    _curve_gradient(plan, curve, extent, torch.ones(1, 2, 1, 13), d_tails)
     assert all("ptx" in kernel.asm for kernel in plan.compiled)
     assert len(plan.compiled) == 1
 
@@ -159,6 +158,8 @@ def test_every_kernel_of_a_training_call_compiles(
         assert "cubin" in found.asm
         assert not needs_more_memory(found.metadata.shared, found.asm["ptx"])
         names.append(kernel.fn.__name__)
+        if names[-1] == "forward_kernel" and constants["TILE"].EVEN and not spec.startswith("shaw"):
+            assert registers == 128  # four programs of four warps on a multiprocessor
         if chained:
             assert_it_waits_before_it_touches_memory(found.asm["ptx"])
             turns.append(names[-1])
@@ -189,5 +190,5 @@ def test_every_kernel_of_a_training_call_compiles(
         PLANS.forget()
     assert len(names) >= 3
     assert lines == (["query_kernel", "key_kernel"] if spec == "tisa" else [])
-    assert ("key_kernel" in turns) == ("key_kernel" in names)
+    assert ("key_kernel" in turns) == (n >= 512)
     assert bool(held) == (spec == "tisa" and causal and n > 512)

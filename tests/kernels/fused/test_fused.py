@@ -266,7 +266,7 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
         band, extent, _ = launch._laid_out(
             *(plan, q, q, q, Inputs(), numbers, None, made, in_base_2)
         )
-        found = launch._curve_gradient(plan, made, extent, slope, None, numbers)
+        found = launch._curve_gradient(plan, made, extent, slope, None)
         plan.returns(band, extent, *found)
         band, extent, *found = plan.run(given)
         band, middle = band[0, :, 0] / in_base_2, band.shape[-1] // 2

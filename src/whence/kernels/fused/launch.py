@@ -134,7 +134,9 @@ def forward(
     tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
-    limit = _register_limit(call, tiles)
+    limit = _forward_limit(call, tiles) if even else None
+    if limit is None:
+        limit = _register_limit(call, tiles)
     product_alone = alone and call.kind.CAUSAL and call.kind.ENDS
     if limit is not None and even and (product_alone or _plain_causal_product(call.kind)):
         limit = FEW_REGISTERS
@@ -191,7 +193,7 @@ def backward(
             return found
         of_curve: Sequence[Any] = (None, None, None)
         if wanted.band or wanted.tails:
-            of_curve = _curve_gradient(plan, curve, extent, found.band, found.tails, numbers)
+            of_curve = _curve_gradient(plan, curve, extent, found.band, found.tails)
         return found._replace(band=None, tails=None, parameters=of_curve)
     call = _call(q, k, v, inputs, numbers, band, far, far_gradients, product, curve)
     tokens = call.kind.TOKENS
@@ -199,7 +201,7 @@ def backward(
     if inputs.table is not None:
         parts = mass_parts(q, k, inputs.table, numbers)
         d_table = table_gradient(
-            *(plan, kept.mass, d_out, inputs.table, parts), chained=_is_chained(numbers)
+            *(plan, kept.mass, d_out, inputs.table, parts), chained=call.kind.CHAINED
         )
     d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
     d_band = d_tails = d_mass = far_lse_delta = None
@@ -343,7 +345,9 @@ def backward(
         d_band = _striped_band(plan, call, stripes, key_tile)
     d_parameters: Sequence[Any] = (None, None, None)
     if curve is not None and (wanted.band or wanted.tails):
-        d_parameters = _curve_gradient(plan, curve, extent, d_band, d_tails, numbers, side=side)
+        d_parameters = _curve_gradient(
+            *(plan, curve, extent, d_band, d_tails), chained=call.kind.CHAINED, side=side
+        )
     d_query = d_factor = None
     if product is not None:
         d_query, d_factor = product_gradients(
@@ -439,6 +443,20 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     return MOST_REGISTERS if wanted and _is_small(call, tiles) else None
 
 
+def _forward_limit(call: _Call, tiles: Tiles) -> int | None:
+    """The registers of a forward kernel in whole tiles with which most programs run side by side.
+
+    With the band of a head or none it does not spill in them (counted for a Hopper GPU), and
+    without a limit the compiler may take a few more, so that one program fewer would run.
+    """
+    kind = call.kind
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or call.tile_kind.by_row
+    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
+    if more or not small or tiles.keys > 64 or not tiling.on_hopper():
+        return None
+    return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
+
+
 def _is_limited(call: _Call) -> bool:
     """Whether a key kernel with few rows was measured to be faster in fewer registers.
 
@@ -511,7 +529,6 @@ def _decode(
         _parameters(() if curve is None else curve.parameters),
         *(result.mass, sums, share, *a.scalars(call.sizes)),
         stages=tile.stages,
-        chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=a.Tile(FEW_ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
         **_curve_constants(curve),
@@ -520,7 +537,6 @@ def _decode(
         merge_kernel,
         (b * h * n_q,),
         *(sums, call.table, result, count, *a.scalars(call.sizes)),
-        chained=call.kind.CHAINED,
         KIND=call.kind,
         SHARES=power_of_two(count),
     )
@@ -589,12 +605,13 @@ def _laid_out(
     return band, extent, tails
 
 
-def _is_chained(numbers: Numbers) -> bool:
+def _is_chained(q: Any, numbers: Numbers) -> bool:
     """Whether a kernel is made ready while the one before ends (take_turn in device/tile.py).
 
-    Not where a plain kernel takes the far keys, on two streams.
+    Not where a plain kernel takes the far keys, on two streams; nor for few queries. Such a launch
+    takes the host longer, which is the limit there, and it made short calls and decoding slower.
     """
-    return tiling.on_hopper() and numbers.far == 0
+    return tiling.on_hopper() and numbers.far == 0 and q.shape[2] >= tiling.BRIEF
 
 
 def _starts_with_bias(q: Any, numbers: Numbers) -> bool:
@@ -746,8 +763,8 @@ def _curve_gradient(
     extent: Any,
     d_band: Any,
     d_tails: Any,
-    numbers: Numbers,
     *,
+    chained: bool = False,
     side: bool = False,
 ) -> Sequence[Any]:
     """The gradients of a curve's parameters in float32; None for a parameter of whole numbers."""
@@ -768,10 +785,10 @@ def _curve_gradient(
         (heads, math.prod(first.shape) // heads),
         *(_parameters(curve.parameters), extent, d_band, d_tails, _parameters(found)),
         *(curve.reach, beyond, batches, blocks),
-        chained=_is_chained(numbers),
+        chained=chained,
         side=side,
         BLOCK=128,
-        CHAINED=_is_chained(numbers),
+        CHAINED=chained,
     )
     return found
 
@@ -846,7 +863,7 @@ def _call(
         MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
         LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
         STARTED=shape is not None and not (per_row or raw_band) and _starts_with_bias(q, numbers),
-        CHAINED=_is_chained(numbers),
+        CHAINED=_is_chained(q, numbers),
     )
     sizes = a.Sizes(
         n_q=n_q,

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whence.kernels.fused import tiles as tiling
 from whence.kernels.fused.backend import Gradients, Inputs, Numbers, Product, Wanted
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.short import (
@@ -101,7 +100,6 @@ def forward(
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
-        chained=tiling.on_hopper(),
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
         SHORT=Short(1, cut.run, DIAGONALS=False, TRIANGLE=_triangular(call)),
@@ -151,7 +149,6 @@ def backward(
         *a.scalars(sizes),
         warps=cut.warps,
         stages=cut.stages,
-        chained=tiling.on_hopper(),
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
         SHORT=Short(blocks, run, diagonals is not None, triangle, with_factor, parts),
@@ -165,11 +162,11 @@ def backward(
     if call.product is not None and wanted.factor:
         factor = call.product.table
         if d_factors is not None:
-            d_factor = table_sum(plan, d_factors, factor, chained=tiling.on_hopper())
+            d_factor = table_sum(plan, d_factors, factor)
         else:  # one lag: one number for all keys, which does not change a softmax
             d_factor = plan.zeros(factor.shape, torch.float32)
     if d_tables is not None:
-        d_table = table_sum(plan, d_tables, call.inputs.table, chained=tiling.on_hopper())
+        d_table = table_sum(plan, d_tables, call.inputs.table)
     return Gradients(d_q, d_k, d_v, d_band, d_tails, d_table, factor=d_factor)
 
 
@@ -184,12 +181,10 @@ def _band_gradient(plan: Any, diagonals: Any, band: Any, sizes: a.Sizes, tile: a
         *(diagonals, d_band, runs // bands, *a.scalars(sizes)),
         warps=4,
         stages=1,
-        chained=tiling.on_hopper(),
         TILE=tile,
         ROW_BLOCKS=blocks,
         LAGS=lags,
         BATCHES=_batches(runs // bands, lags),
-        CHAINED=tiling.on_hopper(),
     )
     return plan.summed(d_band, tuple(band.shape))
 
@@ -205,12 +200,10 @@ def _tails_gradient(plan: Any, diagonals: Any, tails: Any, sizes: a.Sizes, tile:
         *(diagonals, d_tails, runs // count, *a.scalars(sizes)),
         warps=4,
         stages=1,
-        chained=tiling.on_hopper(),
         TILE=tile,
         ROW_BLOCKS=blocks,
         LAGS=lags,
         BATCHES=_batches(runs // count, lags),
-        CHAINED=tiling.on_hopper(),
     )
     return plan.summed(d_tails, tuple(tails.shape))
 
@@ -377,7 +370,6 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         VALUE_LAST=value_last,
         MARGIN=0,
         LAGS=_padded(max(last, value_last) + 1, 16),
-        CHAINED=tiling.on_hopper(),
     )
 
 

@@ -51,8 +51,8 @@ query_kernel compares lags. For that both kernels must agree on which tiles are 
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
 to the table's gradient; band.py takes a band's gradient to the parameters of its curve.
 
-On a Hopper GPU the kernels of one pass are chained (take_turn in tile.py): one is made ready while
-the one before it ends.
+On a Hopper GPU the kernels of one pass are chained from 512 queries on (take_turn in tile.py): one
+is made ready while the one before it ends.
 
 **Few queries** (decode.py): the keys are shared out to many programs, and a second kernel merges
 the shares.

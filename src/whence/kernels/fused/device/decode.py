@@ -23,7 +23,6 @@ from whence.kernels.fused.device.tile import (
     rounding_residual,
     row_lse,
     sizes_of,
-    take_turn,
     whole_blocks,
 )
 
@@ -52,7 +51,6 @@ def share_kernel(
     COUNT: tl.constexpr,
 ):
     """One share of the keys (program 0) for one key head (program 1)."""
-    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     groups = KIND.GROUPS
     bkv = tl.program_id(1).to(tl.int64)
@@ -160,7 +158,6 @@ def merge_kernel(
     SHARES: tl.constexpr,  # a power of two
 ):
     """One query of one head (program 0): merges its shares and adds the value table's part."""
-    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bhq = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SHARES)

@@ -31,7 +31,6 @@ from whence.kernels.fused.device.tile import (
     packed_row,
     product_in_parts,
     sizes_of,
-    take_turn,
     third_part,
 )
 
@@ -361,7 +360,6 @@ def short_forward_kernel(
     SHORT: tl.constexpr,
 ):
     """The output of one head of a run of sequences (program 0), a block of its rows (program 1)."""
-    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     run = tl.program_id(0).to(tl.int64) // sizes.n_heads
     h = tl.program_id(0) % sizes.n_heads
@@ -562,7 +560,6 @@ def short_backward_kernel(
 
     diagonals: float32 [runs, h, row blocks, 2 * keys], the sums of dS over each diagonal.
     """
-    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     KEYS: tl.constexpr = TILE.KEYS
     BLOCK_D: tl.constexpr = KIND.BLOCK_D
@@ -645,10 +642,8 @@ def short_band_kernel(
     ROW_BLOCKS: tl.constexpr,
     LAGS: tl.constexpr,
     BATCHES: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):
     """A block of lags (program 0) of d_band [b|1, h, 2 * reach + 1], one head (program 1)."""
-    take_turn(CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     first = bh // sizes.n_heads * batches
@@ -675,10 +670,8 @@ def short_tails_kernel(
     ROW_BLOCKS: tl.constexpr,
     LAGS: tl.constexpr,
     BATCHES: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):
     """d_tails [4, b|1, h] of one head: left constant and slope, right constant and slope."""
-    take_turn(CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(0).to(tl.int64)
     first = bh // sizes.n_heads * batches

@@ -23,7 +23,7 @@ from whence.kernels.fused.device.short import (
     store_head,
     transposed_product,
 )
-from whence.kernels.fused.device.tile import sizes_of, take_turn
+from whence.kernels.fused.device.tile import sizes_of
 
 
 @triton.jit
@@ -78,7 +78,6 @@ def short_triangle_kernel(
 
     A gradient is stored as soon as it is complete, which frees its registers.
     """
-    take_turn(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     BLOCK: tl.constexpr = TILE.KEYS // 2
     D: tl.constexpr = KIND.D
