@@ -7,7 +7,7 @@ from whence.bench import CONTENDERS as BENCHED
 
 TISA = "tisa:kernels=5"
 RELEASED = f"{TISA},start=released"
-RUNS = ("gpu/as_called.json", "gpu/bars.json", "gpu/flex.json")  # newest first
+RUNS = ("gpu/chained.json", "gpu/as_called.json", "gpu/bars.json", "gpu/flex.json")  # newest first
 HEADING = """
 ## All that was measured on a GPU
 
