@@ -1025,9 +1025,9 @@ def stripe_pitch(rows):
 class StripeRooms(NamedTuple):
     """Addresses of shared memory in which four warps sum the diagonals of their stripes.
 
-    The sums of all tiles are `held` until the last one. Then the program adds up its four stripes
-    and stores one number where each would store one by itself: a quarter of the memory, which the
-    stripe kernel reads again.
+    With HELD, the sums of all tiles stay in shared memory until the last one. Then the program adds
+    up its four stripes, so that it stores a quarter of what the stripes would store by themselves,
+    all of which the stripe kernel reads again.
     """
 
     pairs: Any  # float32 [warp, key, HALF + rows]: one tile (store_stripes)
@@ -1058,8 +1058,9 @@ def stripe_rooms(ROWS: tl.constexpr, HELD: tl.constexpr, BY_WARP: tl.constexpr):
 def collect_held(held):
     """Instructions that add up sum $2 of the four stripes, and store it at $4 if it is below $3.
 
-    $1 is the address of number $2 of the first warp. Stripes are STRIPE keys apart: a diagonal of
-    the tile is in each later one so many places after, and the first places have it in none before.
+    $1 is the address of place $2 in the first warp's room. A diagonal of the tile that is at this
+    place in the last warp's stripe is STRIPE places earlier in each warp before it, whose keys are
+    so many fewer; a stripe in which it would lie before the first place does not touch it.
     """
     lines = [
         ".reg .pred p, q; .reg .f32 sum, x;",
