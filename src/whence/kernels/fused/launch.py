@@ -47,17 +47,18 @@ from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, powe
 # How far beyond the reach a near tile may touch: rows and keys of the largest tile. A line that is
 # loaded ahead (BandLine) extends to 207, for tiles of at most 64 rows and keys.
 MARGIN = 272
-LEAST_SCALE = 1e-6  # of a call whose band may be divided by it
+LEAST_SCALE = 1e-4  # of a call whose band is divided by it: a bias up to 1e34 stays finite
 BASE_2 = math.log2(math.e)  # the unit of a band in base 2
 # Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
-# in them, a megabyte for each head of each sequence at this length.
+# in them, at most a megabyte for each head of each sequence at this length.
 STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, with sums of two
-# tails of a head, and in causal key kernels with tiles of few rows: with this limit three programs
-# run on one multiprocessor instead of two.
+# tails of a head, in causal key kernels with tiles of few rows, and in forward kernels with slopes
+# to both sides: with this limit three programs run on one multiprocessor instead of two.
 MOST_REGISTERS = 168
-# The same for causal kernels in whole tiles: four programs. The forward kernel does not spill then;
-# the query kernel spills six numbers, outside of its loops.
+# The same for other forward kernels, and causal query kernels with a product, in whole tiles: four
+# programs. The forward kernel hardly spills then; the query kernel spills six numbers, outside of
+# its loops.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
@@ -295,12 +296,13 @@ def backward(
     by_warp = held = False
     if shared and few_tokens:
         by_warp = by_keys.rows >= 32 and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype)
-        # With wider heads, more stages or tiles that are not whole, one program would run on a
-        # multiprocessor where two did. With fewer rows Triton's own shared memory would be less
-        # than 48 KB, and it would not ask the GPU for more (needs_more_memory in plan.py).
+        # With wider heads, more stages, tiles that are not whole or, in Triton 3.9, tails, one
+        # program would run on a multiprocessor where two did. With fewer rows Triton's own shared
+        # memory is less than 48 KB, and the kernel would depend on our asking for more
+        # (needs_more_memory in plan.py).
         whole = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
         small = max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64 and by_keys.stages <= 3
-        held = by_warp and by_keys.rows == 64 and whole and small
+        held = by_warp and by_keys.rows == 64 and whole and small and not call.kind.TAILS
         count = ceil_div(n_k, by_keys.keys) * (1 if held else by_keys.keys // STRIPE.value)
         length = (ceil_div(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
@@ -452,7 +454,8 @@ def _forward_limit(call: _Call, tiles: Tiles) -> int | None:
     kind = call.kind
     more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or call.tile_kind.by_row
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
-    if more or not small or tiles.keys > 64 or not tiling.on_hopper():
+    wide = tiles.keys > 64 or tiles.rows > 16 * tiles.warps
+    if more or not small or wide or not tiling.on_hopper():
         return None
     return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
 

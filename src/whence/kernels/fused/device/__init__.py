@@ -17,9 +17,10 @@ serves in place of exp.
 
 **The laid-out band** (band.py) is a head's band with its tails on both sides as far as a near tile
 can touch, and with -inf outside the window: a near tile then needs no comparison. In half precision
-it is divided by the scale, and the tensor cores' product of a near tile starts from it (STARTED);
-else it is in base 2 and is added. The band of each query row, in base 2, holds the lags that the
-row sees, and a near tile compares for the tails (row_numbers and load_between_ends in tile.py).
+it is divided by the scale, if that is not tiny, and the tensor cores' product of a near tile starts
+from it (STARTED). In float32 and in short kernels it is in base 2 and is added. The band of each
+query row, in base 2, holds the lags that the row sees, and a near tile compares for the tails
+(row_numbers and load_between_ends in tile.py).
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It
@@ -35,8 +36,8 @@ so that no kernel needs atomics and every sum has a fixed order:
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
 3. key_kernel, by blocks of keys: dK and dV. Up to 2,048 tokens it also sums dS by lag within small
    stripes of keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU every warp
-   sums the stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums). In
-   tiles of 64 rows the sums stay in shared memory until the last tile (store_held).
+   sums the stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums). Where
+   there is room, the sums stay in shared memory until the last tile (store_held).
 
 In half precision on a Hopper GPU, a warp of either kernel loads what its next near tile needs of a
 band without tails one tile ahead (BandLine in band.py; `_lines` in launch.py says when). Forward
@@ -51,7 +52,7 @@ query_kernel compares lags. For that both kernels must agree on which tiles are 
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
 to the table's gradient; band.py takes a band's gradient to the parameters of its curve.
 
-On a Hopper GPU the kernels of one pass are chained from 512 queries on (take_turn in tile.py): one
+On a Hopper GPU most kernels of one pass are chained from 512 queries on (take_turn in tile.py): one
 is made ready while the one before it ends.
 
 **Few queries** (decode.py): the keys are shared out to many programs, and a second kernel merges

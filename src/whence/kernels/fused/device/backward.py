@@ -153,7 +153,7 @@ def tile_gradient(
             d_right = d_mass.left if KIND.CAUSAL else d_mass.right
             d_weights += load_between_ends(
                 *(d_mass.ptr, place, d_mass.left, d_right, sizes),
-                *(KIND.VALUE_LAST, KIND.CAUSAL, EVEN, not BY_KEYS),
+                *(KIND.VALUE_LAST, KIND.CAUSAL, EVEN, not BY_KEYS or KIND.CHAINED),
             )
         else:  # all keys of a far tile share an end row of the table: one number for each query row
             d_end = d_mass.left

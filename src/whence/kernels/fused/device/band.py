@@ -1,9 +1,9 @@
 """The laid-out band, in which near tiles look the bias up, made from a caller's band or a curve.
 
-The laid-out band is in base 2 or, where products start from it (KIND.STARTED), in units of q.k. For
-a head it extends as far as a near tile can touch, with its tails beyond its reach and -inf outside
-the window; its *edge* is the largest |lag| in it. The band of a row extends to its reach, or to lag
-0 in a causal call, and is in base 2.
+The laid-out band is in base 2 or, where products start from it (STARTED of the kernels that read
+it), in units of q.k. For a head it extends as far as a near tile can touch, with its tails beyond
+its reach and -inf outside the window; its *edge* is the largest |lag| in it. The band of a row
+extends to its reach, or to lag 0 in a causal call, and is in base 2.
 
 Near tiles look cells up one by one (near_bias in tile.py), or in backward on a Hopper GPU in a line
 that a warp loads ahead (BandLine).

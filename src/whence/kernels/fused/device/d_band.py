@@ -6,9 +6,9 @@ registers, and at the end sums the diagonals of that one tile; a second small ke
 shares. Only block-diagonals that touch the band are visited.
 
 **Up to 2,048 tokens.** The key kernel has dS of every near tile in registers already. It sums the
-diagonals of dS within each *stripe* of 16 keys, or of 64 in tiles of 64 rows on a Hopper GPU, and
-stores them; `stripe_kernel` adds up stripes and sequences. A head has n_q * n_k / 16 or / 64 such
-sums, which is too much memory for long sequences.
+diagonals of dS within each *stripe* of 16 keys, or of 64 where it can hold them (HELD), and stores
+them; `stripe_kernel` adds up stripes and sequences. A head has n_q * n_k / 16 or / 64 such sums,
+which is too much memory for long sequences.
 """
 
 import triton

@@ -498,7 +498,7 @@ def load_between_ends(
     LAST: tl.constexpr,
     CAUSAL: tl.constexpr,
     EVEN: tl.constexpr,
-    OWN: tl.constexpr,  # this program wrote them
+    OWN: tl.constexpr,  # this program wrote them, or the kernel before, if they are chained
 ):
     """Numbers that belong to a row and a lag between its ends, for the cells of a near tile.
 
@@ -584,7 +584,7 @@ def near_bias(
         if KIND.ENDS:
             bias = load_between_ends(
                 *(head.band, place, left, right, sizes),
-                *(KIND.LAST, KIND.CAUSAL, EVEN, OWN_BAND),
+                *(KIND.LAST, KIND.CAUSAL, EVEN, OWN_BAND or KIND.CHAINED),
             )
         else:
             bias = row_numbers(head.band, place, left, right, sizes, KIND, EVEN)
@@ -599,7 +599,7 @@ def near_bias(
 
 @triton.jit
 def read_in_place(ptr):
-    """The float32 at each of these addresses, which no program writes.
+    """The float32 at each of these addresses, which no program of this kernel writes.
 
     A thread reads the cells that it needs. tl.load would let it read cells that lie side by side in
     memory, and move each cell to the thread that needs it through shared memory.
@@ -608,7 +608,7 @@ def read_in_place(ptr):
         cells = tl.load(ptr)
     else:
         cells = tl.inline_asm_elementwise(
-            *("ld.global.nc.f32 $0, [$1];", "=f,l", [ptr.to(tl.int64)]),
+            *("ld.global.f32 $0, [$1];", "=f,l", [ptr.to(tl.int64)]),
             dtype=tl.float32,
             is_pure=True,
             pack=1,
@@ -650,7 +650,7 @@ def load_in_place(ptr, left, right, place, count, OWN: tl.constexpr):
     """The float32 cells with 0 <= place < count, each loaded by the thread that needs it.
 
     Others are `left` or `right`. Few cells of a near tile are loaded, and a warp without any reads
-    nothing. No program writes them, or this one wrote them (OWN). See read_in_place.
+    nothing. Without OWN they must be written before this kernel starts. See read_in_place.
     """
     if INTERPRETED:
         other = tl.where(place < 0, left, right)
