@@ -293,6 +293,7 @@ def backward(
         KEY_ROWS=by_keys.rows,
     )
     stripes = None
+    even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     by_warp = held = False
     if shared and few_tokens:
         by_warp = by_keys.rows >= 32 and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype)
@@ -300,9 +301,8 @@ def backward(
         # program would run on a multiprocessor where two did. With fewer rows Triton's own shared
         # memory is less than 48 KB, and the kernel would depend on our asking for more
         # (needs_more_memory in plan.py).
-        whole = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
         small = max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64 and by_keys.stages <= 3
-        held = by_warp and by_keys.rows == 64 and whole and small and not call.kind.TAILS
+        held = by_warp and by_keys.rows == 64 and even and small and not call.kind.TAILS
         count = ceil_div(n_k, by_keys.keys) * (1 if held else by_keys.keys // STRIPE.value)
         length = (ceil_div(n_q, by_keys.rows) + 2) * by_keys.rows
         stripes = plan.empty((b, h, count, length), torch.float32)
@@ -311,7 +311,6 @@ def backward(
     side = shared and far is not None
     if shared and not few_tokens:
         d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
-    even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     grid = grid_of(plan, call, ceil_div(n_k, by_keys.keys), b * h_kv)
     key_tile = a.Tile(
         *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
@@ -448,8 +447,9 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
 def _forward_limit(call: _Call, tiles: Tiles) -> int | None:
     """The registers of a forward kernel in whole tiles with which most programs run side by side.
 
-    With the band of a head or none it does not spill in them (counted for a Hopper GPU), and
-    without a limit the compiler may take a few more, so that one program fewer would run.
+    With the band of a head or none it spills at most a few numbers, outside of its loops (counted
+    for a Hopper GPU). Without a limit the compiler may take a few registers more, so that one
+    program fewer would run.
     """
     kind = call.kind
     more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or call.tile_kind.by_row

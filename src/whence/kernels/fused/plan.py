@@ -213,9 +213,9 @@ class Plan:
 
         `registers` limits the registers of a thread. `fusion` lets the compiler make one rounding
         of a product and a sum; its default in Triton is about to change. A `chained` kernel may be
-        made ready before the one before it is done (take_turn in device/tile.py). With `side` it
-        runs on a second stream beside the launches that follow, and the plan waits for it at its
-        end.
+        made ready before the one before it is done (take_turn in device/tile.py). With `side` a
+        kernel runs on a second stream beside the launches that follow, and the plan waits for it at
+        its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         self._sided = self._sided or side
