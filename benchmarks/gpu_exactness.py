@@ -5,8 +5,8 @@
 
 The rule: the root mean square error of the output and of every gradient is at most twice that of
 the definition run by PyTorch in the same dtype. Errors are pooled over three draws of the numbers,
-and over 24 where a tensor, or the weights that all gradients come from, are fewer than 32 of them:
-the error of one number in one draw is luck.
+and over 24 where a tensor, the weights that all gradients come from, or the masses that a value
+table's gradient comes from, are fewer than 32 of them: the error of one number in one draw is luck.
 Below a floor of a quarter of the dtype's epsilon times the tensor's size, and of 1e-5, an error
 counts as none. A split call runs from eight times its far parts' start on, as `backend.far_start`
 has it, and other calls never split.
@@ -297,8 +297,7 @@ def judged(call: dict[str, Any]) -> dict[str, Any]:
     """The call with its worst ratio of errors, and the tensors beyond twice PyTorch's."""
     set_mode(call["mode"])
     draws = [errors_of(call, draw) for draw in range(DRAWS)]
-    cells = call["b"] * call["h"] * call["n_q"] * call["n_k"]
-    if min(cells, *(tensor[5] for tensor in draws[0])) < FEW:
+    if min(least_numbers(call), *(tensor[5] for tensor in draws[0])) < FEW:
         draws += [errors_of(call, draw) for draw in range(DRAWS, MORE_DRAWS)]
     ratios = {}
     for tensors in zip(*draws, strict=True):
@@ -307,6 +306,15 @@ def judged(call: dict[str, Any]) -> dict[str, Any]:
         ratios[name] = ours**0.5 / max(same**0.5, floor * size**0.5, 1e-5)
     bad = {name: round(ratio, 3) for name, ratio in ratios.items() if not ratio <= 2}
     return {**call, "worst": round(max(ratios.values()), 3), "bad": bad}
+
+
+def least_numbers(call: dict[str, Any]) -> int:
+    """How many weights there are, or masses of a value table's lags if those are fewer."""
+    lags = call["n_k"]
+    if call["value_reach"] is not None:
+        lags = min(lags, 2 * call["value_reach"] + 1)
+    count: int = call["b"] * call["h"] * call["n_q"] * lags
+    return count
 
 
 def set_mode(mode: str) -> None:
