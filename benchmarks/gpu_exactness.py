@@ -5,8 +5,8 @@
 
 The rule: the root mean square error of the output and of every gradient is at most twice that of
 the definition run by PyTorch in the same dtype. Errors are pooled over three draws of the numbers,
-and over 24 where a tensor, the weights that all gradients come from, or the masses that a value
-table's gradient comes from, are fewer than 32 of them: the error of one number in one draw is luck.
+and over 24 where a tensor, or the weights that all gradients come from, are fewer than 32 of them:
+the error of one number in one draw is luck.
 Below a floor of a quarter of the dtype's epsilon times the tensor's size, and of 1e-5, an error
 counts as none. A split call runs from eight times its far parts' start on, as `backend.far_start`
 has it, and other calls never split.
@@ -293,28 +293,21 @@ def mean_square(x: Tensor) -> float:
     return x.square().mean().item()
 
 
-def judged(call: dict[str, Any]) -> dict[str, Any]:
+def judged(call: dict[str, Any], least: int = DRAWS) -> dict[str, Any]:
     """The call with its worst ratio of errors, and the tensors beyond twice PyTorch's."""
     set_mode(call["mode"])
-    draws = [errors_of(call, draw) for draw in range(DRAWS)]
-    if min(least_numbers(call), *(tensor[5] for tensor in draws[0])) < FEW:
-        draws += [errors_of(call, draw) for draw in range(DRAWS, MORE_DRAWS)]
+    draws = [errors_of(call, draw) for draw in range(least)]
+    cells = call["b"] * call["h"] * call["n_q"] * call["n_k"]
+    if min(cells, *(tensor[5] for tensor in draws[0])) < FEW:
+        draws += [errors_of(call, draw) for draw in range(least, MORE_DRAWS)]
     ratios = {}
     for tensors in zip(*draws, strict=True):
         name, floor = tensors[0][0], tensors[0][4]
         ours, same, size = (sum(t[i] for t in tensors) / len(draws) for i in (1, 2, 3))
         ratios[name] = ours**0.5 / max(same**0.5, floor * size**0.5, 1e-5)
     bad = {name: round(ratio, 3) for name, ratio in ratios.items() if not ratio <= 2}
-    return {**call, "worst": round(max(ratios.values()), 3), "bad": bad}
-
-
-def least_numbers(call: dict[str, Any]) -> int:
-    """How many weights there are, or masses of a value table's lags if those are fewer."""
-    lags = call["n_k"]
-    if call["value_reach"] is not None:
-        lags = min(lags, 2 * call["value_reach"] + 1)
-    count: int = call["b"] * call["h"] * call["n_q"] * lags
-    return count
+    worst = round(max(ratios.values()), 3)
+    return {**call, "worst": worst, "bad": bad, "draws": len(draws)}
 
 
 def set_mode(mode: str) -> None:
@@ -322,14 +315,14 @@ def set_mode(mode: str) -> None:
     backend.SHORTEST = {256: 0 if mode == "split" else 2**31}
 
 
-def worker(tasks: Any, found: Any) -> None:
+def worker(tasks: Any, found: Any, least: int) -> None:
     """Judge the calls of one kind after another, until there is none left."""
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     while (seeds := tasks.get()) is not None:
         for seed in seeds:
             try:
-                found.put(judged(call_of(seed)))
+                found.put(judged(call_of(seed), least))
             except Exception as error:
                 text = f"{type(error).__name__}: {str(error)[:200]}"
                 found.put({**call_of(seed), "worst": float("inf"), "bad": {"error": text}})
@@ -359,6 +352,7 @@ def main() -> None:
     parser.add_argument(
         "--again", type=Path, help="an earlier result: its calls beyond, and those it did not reach"
     )
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of a call's numbers, at least")
     parser.add_argument("--commit", default=None)
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     options = parser.parse_args()
@@ -382,7 +376,7 @@ def main() -> None:
     for kind in sorted({seed // SHARED for seed in seeds}):
         tasks.put([seed for seed in seeds if seed // SHARED == kind])
     workers = [
-        mp.Process(target=worker, args=(tasks, found), daemon=True)
+        mp.Process(target=worker, args=(tasks, found, options.draws), daemon=True)
         for _ in range(options.processes)
     ]
     for process in workers:

@@ -472,6 +472,45 @@ def test_kernels_are_loaded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+def test_launchers_of_new_kernels_are_made_side_by_side_before_one_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import triton
+
+    from whence.kernels.fused import plan
+
+    class Future:
+        """Stands for a kernel that Triton is compiling."""
+
+        def __init__(self, kernel: CompiledKernel) -> None:
+            self.kernel = kernel
+
+        def result(self) -> CompiledKernel:
+            return self.kernel
+
+    compile_, load, order = Compiler.warmup, CompiledKernel.__getitem__, list[str]()
+    together = threading.Barrier(2, timeout=30)  # the first plan has two kernels
+
+    def made(kernel: CompiledKernel) -> None:
+        assert plan.LOADING.locked()
+        if len(order) < 2:
+            order.append("made")
+            together.wait()
+
+    def loaded(self: CompiledKernel, grid: tuple[int, ...]) -> Callable[..., None]:
+        order.append("loaded")
+        return load(self, grid)
+
+    monkeypatch.setattr(triton, "FutureKernel", Future)
+    monkeypatch.setattr(Compiler, "warmup", lambda *a, **b: Future(compile_(*a, **b)))
+    monkeypatch.setattr(plan, "_launcher_of", made)
+    monkeypatch.setattr(CompiledKernel, "__getitem__", loaded)
+    method, q = build("tisa", n_heads=2, d_head=16), torch.randn(1, 2, 70, 16)
+    positioned_attention(method, q, q, q, backend="fused", causal=True)
+    assert order == ["made", "made", "loaded", "loaded"]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_call_allocates_its_results_one_state_and_one_workspace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

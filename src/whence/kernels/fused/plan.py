@@ -268,12 +268,18 @@ class Plan:
 
         with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
             # In a context of its own: a mode that meets an error is never left in Triton 3.6.
-            kernels = copy_context().run(compile_all, pool)
-            for (place, (_, grid, pick)), each in zip(self._compiled.items(), kernels, strict=True):
-                kernel = each.result() if isinstance(each, triton.FutureKernel) else each
-                with LOADING:
+            found = copy_context().run(compile_all, pool)
+            new = [each.result() for each in found if isinstance(each, triton.FutureKernel)]
+            with LOADING:
+                # Triton 3.6 compiles a launcher in C for every kernel that it loads, which takes
+                # about 0.4 s and is kept on disk. So all launchers are first made side by side.
+                list(pool.map(_launcher_of, new))
+                for (place, (_, grid, pick)), each in zip(
+                    self._compiled.items(), found, strict=True
+                ):
+                    kernel = each.result() if isinstance(each, triton.FutureKernel) else each
                     step = _started(kernel, grid, pick)
-                self._steps[place] = (self._steps[place][0], step)
+                    self._steps[place] = (self._steps[place][0], step)
 
     # Running it.
 
@@ -500,6 +506,13 @@ def _has_slot(group: object) -> bool:
 
 def _not_compiled(values: list[Any], tensors: list[Any], handle: int) -> None:
     raise AssertionError("a plan is run after its end, `returns`.")
+
+
+def _launcher_of(compiled: Any) -> Any:
+    """The launcher that Triton makes when it loads this kernel."""
+    import triton  # a Linux package; there is no compiled kernel without it
+
+    return triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
