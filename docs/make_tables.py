@@ -81,6 +81,7 @@ TABLES: dict[str, Callable[[ResultsFolder], str]] = {
         glue.glue_slides,
         model_cost.model_cost,
         model_cost.cost_findings,
+        model_cost.first_call,
         model_cost.translation_cost,
         lm_cost.lm_bars,
         lm_cost.lm_alone,

@@ -110,3 +110,21 @@ def cost_findings(stored: ResultsFolder) -> str:
 def _cost(record: dict[str, Any]) -> str:
     told = f"{record['cost']:+.1%}"
     return f"**{told}**" if record["held"] is False else told
+
+
+def first_call(stored: ResultsFolder) -> str:
+    """Seconds of the first call of a kind, in a sentence."""
+    results = stored.json("gpu/first_call.json")
+    if results is None:
+        return MISSING.format("python benchmarks/first_call.py")
+    kinds = [record for record in results["records"] if record["method"] != "nope"]
+    first = ", ".join(f"{record['first']:.1f} s with `{record['method']}`" for record in kinds)
+    where = f"{results['machine']['gpu']}, commit {results['machine']['commit']}"
+    again = max(max(record["other_length"], record["other_tiles"]) for record in kinds)
+    return (
+        f"- **The first call of a kind compiles its kernels**: {first} (one layer, {where}; to "
+        "measure again: `python benchmarks/first_call.py`). After it another length compiles "
+        "nothing, but where tiles or launches change, in general at 64, 128, 512, 1,024 and 2,048 "
+        "tokens, and between lengths that are a multiple of 64 and others. That takes up to "
+        f"{again:.1f} s, once. Kernels stay in Triton's cache on disk.\n"
+    )
