@@ -49,8 +49,9 @@ from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, powe
 MARGIN = 272
 LEAST_SCALE = 1e-4  # of a call whose band is divided by it: a bias up to 1e34 stays finite
 BASE_2 = math.log2(math.e)  # the unit of a band in base 2
-# Tokens up to which the key kernel sums the diagonals of a shared band. Its workspace is quadratic
-# in them, at most a megabyte for each head of each sequence at this length.
+# The key kernel sums the diagonals of a shared band if no key meets more rows than this, in a short
+# sequence or in a window. Its workspace is their product, at most a megabyte for each head of each
+# sequence of this length.
 STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, with sums of two
 # tails of a head, in causal key kernels with tiles of few rows, and in forward kernels with slopes
@@ -227,17 +228,17 @@ def backward(
         norm = plan.empty((b, h, n_q), torch.float32)
     statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass, norm)
     d_rows = a.rows_of(d_out)
-    few_tokens = max(n_q, n_k) <= STRIPED and far is None
     shared = call.band_shape is not None and wanted.band and d_band is None
+    striped = shared and min(max(n_q, n_k), _touching(numbers)) <= STRIPED
     tile_kind = call.tile_kind._replace(
-        tail_sums=tail_sums, striped=shared and few_tokens, limited=_is_limited(call)
+        tail_sums=tail_sums, striped=striped, limited=_is_limited(call)
     )
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
     if tail_sums:
         parts = n_q if call.kind.PER_ROW else ceil_div(n_q, by_rows.rows)
         d_tails = plan.empty((4, b, h, parts), torch.float32)
-    if tail_sums and shared and few_tokens and curve is not None and not numbers.slopes:
+    if tail_sums and striped and far is None and curve is not None and not numbers.slopes:
         grain = max(by_rows.rows, by_rows.keys, by_keys.rows, by_keys.keys)
         if grain <= MARGIN // 2 and inputs.table is None:
             call = call._replace(kind=call.kind._replace(GRAIN=grain))
@@ -295,7 +296,7 @@ def backward(
     stripes = None
     even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     by_warp = held = False
-    if shared and few_tokens:
+    if striped:
         by_warp = by_keys.rows >= 32 and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype)
         # With wider heads, more stages, tiles that are not whole or, in Triton 3.9, tails, one
         # program would run on a multiprocessor where two did. With fewer rows Triton's own shared
@@ -304,12 +305,12 @@ def backward(
         small = max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64 and by_keys.stages <= 3
         held = by_warp and by_keys.rows == 64 and even and small and not call.kind.TAILS
         count = ceil_div(n_k, by_keys.keys) * (1 if held else by_keys.keys // STRIPE.value)
-        length = (ceil_div(n_q, by_keys.rows) + 2) * by_keys.rows
+        length = stripe_length(n_q, numbers, by_keys)
         stripes = plan.empty((b, h, count, length), torch.float32)
     # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
     # kernels of the band run beside it on a second stream.
-    side = shared and far is not None
-    if shared and not few_tokens:
+    side = shared and not striped and far is not None
+    if shared and not striped:
         d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
     grid = grid_of(plan, call, ceil_div(n_k, by_keys.keys), b * h_kv)
     key_tile = a.Tile(
@@ -360,6 +361,21 @@ def backward(
     d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
     d_tails = None if d_tails is None else plan.summed(d_tails, inputs.tails.shape)
     return Gradients(d_q, d_k, d_value, d_band, d_tails, d_table, d_query, d_factor, d_parameters)
+
+
+def _touching(numbers: Numbers) -> float:
+    """About how many rows a block of keys meets in its window."""
+    if numbers.before < 0 or numbers.after < 0:
+        return math.inf
+    return numbers.before + numbers.after + MARGIN
+
+
+def stripe_length(n_q: int, numbers: Numbers, tiles: Tiles) -> int:
+    """How many sums of diagonals a stripe has: `stripe_length` in device/backward.py."""
+    rows = n_q
+    if numbers.before >= 0 and numbers.after >= 0:
+        rows = min(rows, numbers.before + numbers.after + tiles.keys + tiles.rows)
+    return (ceil_div(rows, tiles.rows) + 2) * tiles.rows
 
 
 class Shape(NamedTuple):

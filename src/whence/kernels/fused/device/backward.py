@@ -58,6 +58,7 @@ from whence.kernels.fused.device.tile import (
     thread_number,
     visible_cells,
     where_negative,
+    whole_blocks,
     wide,
     within,
 )
@@ -836,8 +837,9 @@ def summed_rows(
     if STRIPED:
         STRIPES: tl.constexpr = TILE.KEYS // STRIPE
         WIDTH: tl.constexpr = stripe_width(TILE)
-        length = stripe_length(sizes, TILE)
+        length = stripe_length(sizes, KIND, TILE)
         of_head = bh * program.blocks * (TILE.KEYS // WIDTH) * length
+        base = stripe_base(keys.first, sizes, KIND, TILE)
         last_rows = tl.zeros([STRIPES, HALF, HALF, 1], dtype=tl.float32)
         if BY_WARP:
             lane, warp = thread_number() % 32, thread_number() // 32
@@ -846,12 +848,12 @@ def summed_rows(
                 lane_sums = rooms.held + (warp * TILE.HELD + lane - start) * 4
             else:
                 lane_sums = stripes + of_head + (keys.first // STRIPE + warp) * length
-                lane_sums += (BLOCK - HALF) + lane
+                lane_sums += (BLOCK - HALF) + lane - base
             last_even = tl.zeros([STRIPES, HALF, HALF // 2, 1], dtype=tl.float32)
             last_odd = last_even
         else:
             stripe = keys.first // STRIPE + tl.arange(0, STRIPES)[:, None]
-            diagonals = stripes + of_head + (stripe * length + r[None, :])
+            diagonals = stripes + of_head + (stripe * length + r[None, :] - base)
             unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
     NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
     LINES: tl.constexpr = NEAR_BAND and TILE.LINES
@@ -943,7 +945,7 @@ def summed_rows(
                 *(nothing, last_rows, last_even, last_odd, TILE.HELD > 0),
             )
             if TILE.HELD > 0:
-                of_block = stripes + of_head + (keys.first // WIDTH) * length + start
+                of_block = stripes + of_head + (keys.first // WIDTH) * length + (start - base)
                 store_held(of_block, rooms.held, stop - start + WIDTH, TILE.HELD)
         else:
             own, earlier, last_rows = stripe_sums(nothing, last_rows)
@@ -992,9 +994,26 @@ def lse_and_delta(ptr, r, there, EVEN: tl.constexpr):
 
 
 @triton.jit
-def stripe_length(sizes, TILE: tl.constexpr):
-    """How many sums a stripe has (stripe_place), in whole tiles."""
-    return ((sizes.n_q + TILE.ROWS - 1) // TILE.ROWS + 2) * TILE.ROWS
+def stripe_base(first_key, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """The row from which the stripes of a block of keys count their diagonals.
+
+    In a window it is the first row of a tile that touches the block (row_range), so that the memory
+    of a stripe does not depend on the number of tokens.
+    """
+    base = first_key * 0
+    if KIND.BEFORE and KIND.AFTER:
+        first = first_key - sizes.q_start - sizes.after
+        base, _ = whole_blocks(first, first, sizes.n_q, TILE.ROWS)
+    return base
+
+
+@triton.jit
+def stripe_length(sizes, KIND: tl.constexpr, TILE: tl.constexpr):
+    """How many sums a stripe has, in whole tiles: `stripe_length` in launch.py computes the same."""
+    rows = sizes.n_q
+    if KIND.BEFORE and KIND.AFTER:
+        rows = tl.minimum(rows, sizes.before + sizes.after + (TILE.KEYS + TILE.ROWS))
+    return ((rows + TILE.ROWS - 1) // TILE.ROWS + 2) * TILE.ROWS
 
 
 @triton.constexpr_function
@@ -1005,7 +1024,7 @@ def stripe_width(tile):
 
 @triton.jit
 def stripe_place(diagonal, TILE: tl.constexpr):
-    """Where a stripe has the sum of a diagonal r - c, r a row and c a key of the stripe."""
+    """Where a stripe has the sum of a diagonal r - c, r a row after `stripe_base`, c its key."""
     place = diagonal + (TILE.ROWS + HALF)
     if TILE.HELD > 0:
         place = diagonal + stripe_width(TILE)

@@ -1,14 +1,15 @@
 """The gradient of a band that all rows of a head share, without atomics.
 
-**More than 2,048 tokens, or split.** All tiles on one block-diagonal have the same lag
-in the same cell. So a program walks along a share of a block-diagonal, sums the tiles' dS in
-registers, and at the end sums the diagonals of that one tile; a second small kernel adds up the
-shares. Only block-diagonals that touch the band are visited.
+**Up to 2,048 tokens, or in a window of about as many.** The key kernel has dS of every near tile in
+registers already. It sums the diagonals of dS within each *stripe* of 16 keys, or of 64 where it
+can hold them (HELD), and stores them; `stripe_kernel` adds up stripes and sequences. A head has
+n_q * n_k / 16 or / 64 such sums, which is too much memory for long sequences, unless a window, or
+the split, limits the rows that a key meets (stripe_base in backward.py).
 
-**Up to 2,048 tokens.** The key kernel has dS of every near tile in registers already. It sums the
-diagonals of dS within each *stripe* of 16 keys, or of 64 where it can hold them (HELD), and stores
-them; `stripe_kernel` adds up stripes and sequences. A head has n_q * n_k / 16 or / 64 such sums,
-which is too much memory for long sequences.
+**Otherwise.** All tiles on one block-diagonal have the same lag in the same cell. So a program
+walks along a share of a block-diagonal, sums the tiles' dS in registers, and at the end sums the
+diagonals of that one tile; a second small kernel adds up the shares. Only block-diagonals that
+touch the band are visited.
 """
 
 import triton
@@ -20,6 +21,7 @@ from whence.kernels.fused.device.backward import (
     Queries,
     end_gradients,
     mass_rows,
+    stripe_base,
     stripe_length,
     stripe_place,
     stripe_width,
@@ -261,7 +263,7 @@ def stripe_kernel(
     t = tl.arange(0, LAGS)
     lag = top - t
     near_reach = near_reach_of(bias, h, sizes, KIND) + beyond
-    length = stripe_length(sizes, TILE)
+    length = stripe_length(sizes, KIND, TILE)
     of_head = sums + (first * sizes.n_heads + h) * stripes * length
     stride = sizes.n_heads * stripes * length.to(tl.int64)
     # The key kernel stored nothing for other lags than these.
@@ -288,7 +290,8 @@ def stripe_kernel(
             low, high = near_rows(stripe, sizes, KIND, WIDTH)
             low, high = low[:, None], high[:, None]
         there = (stripe < stop)[:, None] & (diagonal > low - WIDTH) & (diagonal < high)
-        cell = stripe[:, None] * length + stripe_place(diagonal, TILE)
+        base = stripe_base(stripe * WIDTH // TILE.KEYS * TILE.KEYS, sizes, KIND, TILE)
+        cell = stripe[:, None] * length + stripe_place(diagonal - base[:, None], TILE)
         for first_batch in range(0, batches, BATCHES):
             each = first_batch + tl.arange(0, BATCHES)
             total += tl.load(
