@@ -1,5 +1,7 @@
 """The exponential function of the curves, in Triton's interpreter."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +22,8 @@ def exponentials(x: Tensor) -> Tensor:
     from whence.kernels.fused.device.band import exact_exp
 
     out = torch.empty_like(x)
-    exp_kernel[(len(x) // 16,)](x, out, EXP=exact_exp, BLOCK=16)
+    block = math.gcd(len(x), 1024)
+    exp_kernel[(len(x) // block,)](x, out, EXP=exact_exp, BLOCK=block)
     return out
 
 

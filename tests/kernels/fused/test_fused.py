@@ -248,7 +248,7 @@ def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # NumPy's, in the interpreter
 def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
     from whence.kernels.fused import launch
-    from whence.kernels.fused.backend import CurveBand, Inputs, Numbers
+    from whence.kernels.fused.backend import CurveBand, Inputs, Numbers, Task
     from whence.kernels.fused.plan import Plan, slots_of
     from whence.methods.tisa import Tisa
 
@@ -263,9 +263,8 @@ def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
         made = CurveBand("gaussians", reach, curve)
         plan = Plan(torch.device("cpu"), len(given))
         in_base_2 = math.log2(math.e)
-        band, extent, _ = launch._laid_out(
-            *(plan, q, q, q, Inputs(), numbers, None, made, in_base_2)
-        )
+        task = Task(q, q, q, Inputs(), numbers, curve=made)
+        band, extent, _ = launch._laid_out(plan, task, in_base_2)
         found = launch._curve_gradient(plan, made, extent, slope, None)
         plan.returns(band, extent, *found)
         band, extent, *found = plan.run(given)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whence import LagBias, LagValues, Line, Mask, attend
-from whence.kernels.fused.backend import Inputs, Numbers, Product, Wanted
+from whence.kernels.fused.backend import Inputs, Numbers, Product, Task, Wanted
 from whence.lag.deferred import QueryBias
 
 short = pytest.importorskip("whence.kernels.fused.short", reason="Triton is a Linux package")
@@ -242,11 +242,8 @@ def test_dropout_drops_the_same_weights_as_the_other_kernels_and_again_in_backwa
     with torch.no_grad():
         weights = torch.softmax(case.q @ case.k.mT * 0.25, -1)
         keep = short.forward(Immediate(), case.q, case.k, eye, call, tokens=False) / weights
-        others = forward(
-            *(Immediate(), case.q, case.k, eye, call.inputs, call.numbers),
-            *(None, Tiles(16, 16, 4, 1)),
-            recorded=False,
-        )
+        task = Task(case.q, case.k, eye, call.inputs, call.numbers)
+        others = forward(Immediate(), task, Tiles(16, 16, 4, 1), recorded=False)
     torch.testing.assert_close(keep, others.out / weights, rtol=1e-4, atol=1e-5)
     assert 0.3 < (keep == 0).float().mean().item() < 0.5
     weights = torch.softmax(case.q @ case.k.mT * 0.25, -1) * keep

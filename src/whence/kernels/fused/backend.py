@@ -207,6 +207,54 @@ class Given(NamedTuple):
         return Inputs(*self[3:11])
 
 
+class Task(NamedTuple):
+    """A call in the form from which its launches are decided.
+
+    A tensor may be a slot of a launch plan: only shape, strides and dtype are read.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    inputs: Inputs
+    numbers: Numbers
+    product: Product | None = None  # what makes the band, if it is not among the inputs
+    curve: CurveBand | None = None
+    far: Far | None = None  # where a plain kernel attends to the far keys
+
+    @property
+    def band_shape(self) -> tuple[int, ...] | None:
+        """The shape [b|1, h|1, q|1, lag] of the band, whatever makes it."""
+        if self.product is not None:
+            return (*self.q.shape[:3], self.product.table.shape[1])
+        if self.curve is not None:
+            return (1, self.q.shape[1], 1, 2 * self.curve.reach + 1)
+        return None if self.inputs.band is None else tuple(self.inputs.band.shape)
+
+    @property
+    def reach(self) -> int:
+        """The largest |lag| of the band; 0 without one."""
+        return 0 if self.band_shape is None else self.band_shape[-1] // 2
+
+    @property
+    def value_reach(self) -> int:
+        """The largest |lag| of the value table; 0 without one."""
+        return 0 if self.inputs.table is None else self.inputs.table.shape[1] // 2
+
+    @property
+    def by_row(self) -> bool:
+        """Whether every query row has a band, or tails, of its own."""
+        shape, tails = self.band_shape, self.inputs.tails
+        if shape is None or self.product is not None:
+            return self.product is not None
+        return shape[2] > 1 or (tails is not None and tails.shape[3] > 1)
+
+    @property
+    def few_queries(self) -> bool:
+        """Whether few queries attend to many keys (`decoded`)."""
+        return decoded(self.q, self.k, self.numbers)
+
+
 NOWHERE = "-"  # in place of a field's name, for a tensor that no kernel reads
 
 
@@ -232,15 +280,14 @@ class Call(NamedTuple):
         count = len(Numbers._fields)
         return cls(Numbers(*numbers[:count]), *numbers[count:])
 
-    def product(self, given: Given) -> Product | None:
-        """The product that makes the band, if one does."""
-        if given.factor is None:
-            return None
-        return Product(self.product_scale, given.query, given.factor)
-
-    def curve_band(self, given: Given) -> CurveBand | None:
-        """The curve that makes the band, if one does."""
-        return CurveBand(self.curve, self.reach, given[13:]) if self.curve else None
+    def task(self, given: Given) -> Task:
+        """The call with these tensors, without the results for its far keys."""
+        product = curve = None
+        if given.factor is not None:
+            product = Product(self.product_scale, given.query, given.factor)
+        if self.curve:
+            curve = CurveBand(self.curve, self.reach, given[13:])
+        return Task(given.q, given.k, given.v, given.inputs, self.numbers, product, curve)
 
 
 def decoded(q: Any, k: Any, numbers: Numbers) -> bool:
@@ -327,7 +374,7 @@ def beats_plain(call: AttentionCall) -> bool:
 
     after = 0 if call.sight.causal else -1
     numbers = Numbers(float(call.scale), 0, -1, after, dropout=0.0, slopes=False)
-    return is_short(call.q, call.k, call.v, Inputs(), numbers, None, None)
+    return is_short(Task(call.q, call.k, call.v, Inputs(), numbers))
 
 
 def note(call: AttentionCall) -> str:

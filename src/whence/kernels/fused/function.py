@@ -29,12 +29,11 @@ from whence.kernels.fused.backend import (
     FarGradients,
     Given,
     Kept,
-    Numbers,
+    Task,
     Wanted,
     as_read,
     as_rows,
     by_token,
-    decoded,
     packed,
     without_gaps,
 )
@@ -213,20 +212,12 @@ def forward_plan(
 ) -> Plan:
     """The plan of the output, from the call's tensors and the results for the far keys."""
     count = len(names.split())
-    given, far = _fields(names, slots[:count]), slots[count:]
+    given = _fields(names, slots[:count])
+    task = _near(call.task(given), slots[count:])
 
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
-        kept = forward(
-            plan,
-            *given[:3],
-            given.inputs,
-            *_near(call.numbers, far),
-            tiles.forward,
-            call.product(given),
-            call.curve_band(given),
-            recorded=recorded,
-        )
+        kept = forward(plan, task, tiles.forward, recorded=recorded)
         state = plan.together(in_state(kept)) if recorded else None
         plan.returns(*_there([kept.out, kept.out_residual, state]))
         return plan
@@ -246,7 +237,7 @@ def backward_plan(
     residual = None if rooms.out_residual is None else rest.pop(0)
     state = rest.pop(0) if any(in_state(rooms)) else None
     sides = 0 if not call.numbers.far else 1 if call.numbers.after == 0 else 2
-    far, elsewhere = rest[: 2 * sides], rest[2 * sides :]
+    task, elsewhere = _near(call.task(given), rest[: 2 * sides]), rest[2 * sides :]
     far_parts = None
     if sides:
         right = elsewhere[3:] or None
@@ -254,19 +245,8 @@ def backward_plan(
 
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
-        found = backward(
-            plan,
-            d_out,
-            *given[:3],
-            Kept(*plan.apart(state, in_state(rooms)))._replace(out=out, out_residual=residual),
-            given.inputs,
-            *_near(call.numbers, far),
-            tiles,
-            wanted_of(given, call, wanted),
-            far_parts,
-            call.product(given),
-            call.curve_band(given),
-        )
+        kept = Kept(*plan.apart(state, in_state(rooms)))._replace(out=out, out_residual=residual)
+        found = backward(plan, d_out, task, kept, tiles, wanted_of(given, call, wanted), far_parts)
         ordered = Given.ordered(found)
         plan.returns(*[getattr(ordered, name) if name in wanted else None for name in fields])
         return plan
@@ -321,25 +301,25 @@ def in_state(kept: Kept) -> Kept:
 
 def kept_rooms(given: Given, call: Call) -> Kept:
     """The memory of all that forward saves for backward, also for symbolic lengths."""
-    q, numbers = given.q, call.numbers
+    task = call.task(given)
+    q, product, curve = given.q, task.product, task.curve
     (b, h, n_q, _), tokens = q.shape, by_token(q)
-    product, curve = call.product(given), call.curve_band(given)
-    biased = given.band is not None or given.table is not None or product or curve
-    brief = is_short(q, given.k, given.v, given.inputs, numbers, product, curve)
+    biased = task.band_shape is not None or given.table is not None
+    brief = is_short(task)
     out = Room((b, h, n_q, given.v.shape[-1]), q.dtype, tokens)
     mass = None
     if given.table is not None and not brief:
-        mass = mass_shape(q, given.table, numbers)
+        mass = mass_shape(task)
     laid_out = tails = None
     extent = False
-    if not decoded(q, given.k, numbers) and not (brief and product):
-        laid_out = laid_out_shape(q, given.inputs, numbers, product, curve)
+    if not task.few_queries and not (brief and product):
+        laid_out = laid_out_shape(task)
         extent = curve is not None and not curve.tails
         tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None
     wide = [None if x is None else Room(x, torch.float32) for x in (mass, laid_out, tails)]
     return Kept(
         out=out,
-        lse=None if brief else Room(lse_shape(q, split=bool(numbers.far)), torch.float32),
+        lse=None if brief else Room(lse_shape(task), torch.float32),
         out_residual=out._replace(dtype=torch.float16)
         if biased and not brief and q.dtype != torch.float32
         else None,
@@ -350,11 +330,11 @@ def kept_rooms(given: Given, call: Call) -> Kept:
     )
 
 
-def _near(numbers: Numbers, far: Sequence[Slot | None]) -> tuple[Numbers, Far | None]:
-    """The numbers of the near keys, to which our kernels attend, and the far keys' results."""
-    if not numbers.far:
-        return numbers, None
-    return near_numbers(numbers), Far(numbers.far, *far)
+def _near(task: Task, far: Sequence[Slot | None]) -> Task:
+    """The task of our kernels, which is to attend to the near keys, with the far keys' results."""
+    if not task.numbers.far:
+        return task
+    return task._replace(numbers=near_numbers(task.numbers), far=Far(task.numbers.far, *far))
 
 
 def _width(given: Given) -> int:

@@ -22,13 +22,11 @@ from whence.kernels.fused.backend import (
     Far,
     FarGradients,
     Gradients,
-    Inputs,
     Kept,
     Numbers,
-    Product,
+    Task,
     Wanted,
     by_token,
-    decoded,
 )
 from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.device.backward import STRIPE, key_kernel, query_kernel
@@ -70,8 +68,8 @@ LAYOUT_LAGS = 256  # lags that one program lays out
 STRIPE_LAGS = 16  # lags that one program sums from the stripes: few, so that many programs run
 
 
-class _Call(NamedTuple):
-    """The groups of arguments of a call's kernels, and what the choice of launches depends on."""
+class Arguments(NamedTuple):
+    """The groups of arguments of a call's kernels, and what tiles depend on."""
 
     q: a.Rows
     k: a.Rows
@@ -83,82 +81,59 @@ class _Call(NamedTuple):
     far: a.Far | None
     sizes: a.Sizes
     kind: a.Kind
-    band_shape: tuple[int, ...] | None  # [b|1, h|1, q|1, lag], before the band is laid out
     tile_kind: tiling.TileKind
 
 
-def forward(
-    plan: Plan,
-    q: Any,
-    k: Any,
-    v: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    far: Far | None,
-    tiles: Tiles,
-    product: Product | None = None,
-    curve: CurveBand | None = None,
-    *,
-    recorded: bool = True,
-) -> Kept:
+def forward(plan: Plan, task: Task, tiles: Tiles, *, recorded: bool = True) -> Kept:
     """The launches of the output; returns it with what backward needs.
 
-    If the band is a product or a curve, inputs.band is None. `recorded` says whether backward may
-    follow. A call with few queries (`decoded`) must not have a product.
+    `recorded` says whether backward may follow. A call with few queries must not have a product.
     """
+    q, k, v, inputs, numbers = task[:5]
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
-    if is_short(q, k, v, inputs, numbers, product, curve):
+    if is_short(task):
         band = extent = tails = None
-        if product is None:
-            band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, BASE_2)
-        made = _with_made(inputs, extent, tails)
-        in_short = _short_call(q, made, numbers, product, curve, band)
+        if task.product is None:
+            band, extent, tails = _laid_out(plan, task, BASE_2)
+        in_short = _short_call(_with_made(task, extent, tails), band)
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
         return Kept(out, None, None, None, band, extent, tails)
     out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
-    lse = plan.empty(lse_shape(q, split=far is not None), torch.float32)
+    lse = plan.empty(lse_shape(task), torch.float32)
     residual = mass = None
-    biased = _band_shape(q, inputs, product, curve) is not None or inputs.table is not None
+    biased = task.band_shape is not None or inputs.table is not None
     if recorded and biased and q.dtype != torch.float32:
         # float16 also for an output in bfloat16: residuals fit its range, and it has more digits.
         residual = plan.empty(out.shape, torch.float16, tokens=tokens)
     if inputs.table is not None:
-        mass = plan.empty(mass_shape(q, inputs.table, numbers), torch.float32)
+        mass = plan.empty(mass_shape(task), torch.float32)
     result = a.Output(out, residual, lse, mass)
-    if decoded(q, k, numbers):
-        _decode(plan, q, k, v, inputs, numbers, tiles, curve, result)
+    if task.few_queries:
+        _decode(plan, task, tiles, result)
         return Kept(out, lse, residual, mass, None, None, None)
-    unit = _band_unit(q, numbers)
-    band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve, unit)
-    inputs = _with_made(inputs, extent, tails)
-    call = _call(q, k, v, inputs, numbers, band, far, None, product, curve)
+    band, extent, tails = _laid_out(plan, task, _band_unit(q, numbers))
+    call = _arguments(_with_made(task, extent, tails), band)
     tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
     alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
-    limit = _forward_limit(call, tiles) if even else None
-    if limit is None:
-        limit = _register_limit(call, tiles)
-    product_alone = alone and call.kind.CAUSAL and call.kind.ENDS
-    if limit is not None and even and (product_alone or _plain_causal_product(call.kind)):
-        limit = FEW_REGISTERS
     grid = grid_of(plan, call, ceil_div(n_q, tiles.rows), b * h)
     plan.launch(
         forward_kernel,
         grid,
         *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
-        a.product_of(q, product),
+        a.product_of(q, task.product),
         result,
         *a.scalars(call.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=limit,
+        registers=_forward_registers(call, tiles, even=even, alone=alone),
         chained=call.kind.CHAINED,
         KIND=call.kind,
         TILE=a.Tile(
             *(tiles.rows, tiles.keys, near, tiles.stages, even, alone), TURNS=len(grid) == 3
         ),
-        PRODUCT=0 if product is None else product.table.shape[-1],
+        PRODUCT=0 if task.product is None else task.product.table.shape[-1],
     )
     return Kept(out, lse, residual, mass, band, extent, tails)
 
@@ -166,208 +141,286 @@ def forward(
 def backward(
     plan: Plan,
     d_out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
+    task: Task,
     kept: Kept,
-    inputs: Inputs,
-    numbers: Numbers,
-    far: Far | None,
     tiles: TileSet,
     wanted: Wanted,
     far_gradients: FarGradients | None = None,
-    product: Product | None = None,
-    curve: CurveBand | None = None,
 ) -> Gradients:
     """The launches of every gradient of a call."""
-    (b, h, n_q, _), (h_kv, n_k) = q.shape, k.shape[1:3]
+    if is_short(task):
+        return _short_backward(plan, d_out, task, kept, wanted)
     band, extent, tails = kept.band, kept.extent, kept.tails
-    brief = is_short(q, k, v, inputs, numbers, product, curve)
-    if band is None and not (brief and product is not None):
-        # Forward had few queries (`decoded`) and laid no band out.
-        unit = BASE_2 if brief else _band_unit(q, numbers)
-        band, extent, tails = _laid_out(plan, q, k, v, inputs, numbers, product, curve, unit)
-    inputs = _with_made(inputs, extent, tails)
-    if brief:
-        in_short = _short_call(q, inputs, numbers, product, curve, band)
-        found = short.backward(plan, d_out, q, k, v, in_short, wanted, tokens=by_token(q))
-        if curve is None:
-            return found
-        of_curve: Sequence[Any] = (None, None, None)
-        if wanted.band or wanted.tails:
-            of_curve = _curve_gradient(plan, curve, extent, found.band, found.tails)
-        return found._replace(band=None, tails=None, parameters=of_curve)
-    call = _call(q, k, v, inputs, numbers, band, far, far_gradients, product, curve)
-    tokens = call.kind.TOKENS
+    if band is None:  # forward had few queries and laid no band out
+        band, extent, tails = _laid_out(plan, task, _band_unit(task.q, task.numbers))
+    task = _with_made(task, extent, tails)
+    call = _arguments(task, band, far_gradients)
+    chained, d_rows = call.kind.CHAINED, a.rows_of(d_out)
     d_table = None
-    if inputs.table is not None:
-        parts = mass_parts(q, k, inputs.table, numbers)
+    if task.inputs.table is not None:
+        parts = mass_parts(task.q, task.k, task.inputs.table, task.numbers)
         d_table = table_gradient(
-            *(plan, kept.mass, d_out, inputs.table, parts), chained=call.kind.CHAINED
+            *(plan, kept.mass, d_out, task.inputs.table, parts), chained=chained
         )
-    d_q, d_k, d_value = (plan.empty(x.shape, x.dtype, tokens=tokens) for x in (q, k, v))
-    d_band = d_tails = d_mass = far_lse_delta = None
-    d_last = call.kind.LAST if product is not None else 2 * call.sizes.reach
-    if call.band_shape is not None and wanted.band and (call.band_shape[2] > 1 or n_q == 1):
-        # Cells that no tile touches are not written; of a product's band they are not read either.
-        room = plan.zeros if product is None else plan.empty
-        d_band = room((b, h, n_q, d_last + 1), torch.float32)
-    ends = product is not None and d_band is not None
-    tail_sums = inputs.tails is not None and wanted.tails and not ends
-    if inputs.table is not None:
-        d_mass = plan.empty(_with_margin(kept.mass.shape, call.kind.MARGIN), torch.float32)
-    lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
-    of_rows = call.tile_kind.by_row or inputs.tails is not None
-    sloping_rows = call.kind.PER_ROW and numbers.slopes  # every row has a slope of its own
-    single_key = n_k == 1 or (numbers.before == 0 and numbers.after == 0)  # that a row sees
-    # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
-    if of_rows and far is None and not (sloping_rows or numbers.dropout or single_key):
-        far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
-    norm = None
-    if q.dtype == torch.float32 and far is None:
-        norm = plan.empty((b, h, n_q), torch.float32)
-    statistics = a.RowStatistics(lse_delta, far_lse_delta, d_mass, norm)
-    d_rows = a.rows_of(d_out)
-    shared = call.band_shape is not None and wanted.band and d_band is None
-    striped = shared and min(max(n_q, n_k), _touching(numbers)) <= STRIPED
-    tile_kind = call.tile_kind._replace(
-        tail_sums=tail_sums, striped=striped, limited=_is_limited(call)
+    sums = _sums_of(task, wanted)
+    kind = call.tile_kind._replace(
+        tail_sums=sums.tails, striped=sums.striped, limited=_is_limited(call)
     )
-    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, tile_kind)
-    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, tile_kind)
-    if tail_sums:
-        parts = n_q if call.kind.PER_ROW else ceil_div(n_q, by_rows.rows)
-        d_tails = plan.empty((4, b, h, parts), torch.float32)
-    if tail_sums and striped and far is None and curve is not None and not numbers.slopes:
-        grain = max(by_rows.rows, by_rows.keys, by_keys.rows, by_keys.keys)
-        if grain <= MARGIN // 2 and inputs.table is None:
-            call = call._replace(kind=call.kind._replace(GRAIN=grain))
-    # When dS of a row is balanced (device/backward.py). Beside a plain kernel for the far keys our
-    # tiles are few, so it costs next to nothing where a band learns. In one pass it takes an
-    # addition in every cell. With a scale of 0 the logits have no rounding errors, so the error of
-    # delta is the only one left and shows. In a window of few keys dS is small. In float32 other
-    # errors are as small. Where a row sees a single key, dS is 0 and whatever the error of delta
-    # leaves is wrong: there the query kernel's own gradients are balanced too, which costs little,
-    # for a row has few tiles.
-    narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
-    exact_else = q.dtype == torch.float32 or numbers.scale == 0.0
-    delicate = wanted.band and (n_q <= FEW_ROWS or narrow or exact_else)
-    balanced = ends or tail_sums or (far is not None and wanted.band)
-    if far is None:
-        balanced = balanced or inputs.table is not None or delicate or single_key
-    # Forward's masses at the ends of the value table are those of the tails, if both end alike.
-    same = call.kind.LAST == call.kind.VALUE_LAST and not numbers.dropout
-    of_tails = ends and inputs.table is not None and same
-    # With two tables, a single far tile is treated as near: a loop of its own would cost as much.
-    spare = int(call.kind.ENDS and call.kind.VALUES and far is None)
+    by_rows, near_keys = tiling.query_tiles(tiles.by_rows, kind)
+    by_keys, near_rows = tiling.key_tiles(tiles.by_keys, kind)
+    call = call._replace(kind=call.kind._replace(GRAIN=_grain(task, sums, by_rows, by_keys)))
     # The query kernel comes first: it writes the row statistics that the other kernels read.
-    even = n_q % by_rows.rows == 0 and n_k % by_rows.keys == 0
-    limit = _register_limit(call, by_rows)
-    few_keys = by_rows.keys <= tiling.NEAR
-    if limit is not None and even and few_keys and _plain_causal_product(call.kind):
-        limit = FEW_REGISTERS
-    grid = grid_of(plan, call, ceil_div(n_q, by_rows.rows), b * h)
+    of_rows, statistics = _query_launch(
+        *(plan, task, call, kept, d_rows, sums, by_rows, near_keys), key_rows=by_keys.rows
+    )
+    # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
+    # kernels of the band run beside it on a second stream.
+    side = sums.shared and not sums.striped and task.far is not None
+    d_band, d_tails = of_rows.d_band, of_rows.d_tails
+    if sums.shared and not sums.striped:
+        d_band = _diagonal_band(plan, task, call, d_rows, statistics, tiles.block, side)
+    of_keys, key_tile = _key_launch(plan, task, call, d_rows, statistics, sums, by_keys, near_rows)
+    if sums.striped:
+        d_band = _striped_band(plan, task, call, of_keys.stripes, key_tile)
+    d_query = d_factor = None
+    d_parameters: Sequence[Any] = (None, None, None)
+    if task.product is not None:
+        seen = seen_cells(call.sizes, call.kind.LAST)
+        d_query, d_factor = product_gradients(
+            *(plan, task.product, task.q, of_rows.d_q, d_band, wanted, seen), chained=chained
+        )
+    elif task.curve is not None:
+        if wanted.band or wanted.tails:
+            d_parameters = _curve_gradient(
+                *(plan, task.curve, extent, d_band, d_tails), chained=chained, side=side
+            )
+    else:  # a product or a curve takes these gradients to its factors or parameters
+        d_band = None if d_band is None else plan.summed(d_band, task.inputs.band.shape)
+        d_tails = None if d_tails is None else plan.summed(d_tails, task.inputs.tails.shape)
+        return Gradients(of_rows.d_q, of_keys.d_k, of_keys.d_v, d_band, d_tails, d_table)
+    return Gradients(
+        *(of_rows.d_q, of_keys.d_k, of_keys.d_v, None, None, d_table),
+        *(d_query, d_factor, d_parameters),
+    )
+
+
+def _short_backward(plan: Plan, d_out: Any, task: Task, kept: Kept, wanted: Wanted) -> Gradients:
+    """The gradients of a short call, of which forward may have laid a band out."""
+    band, extent, tails = kept.band, kept.extent, kept.tails
+    if band is None and task.product is None:
+        band, extent, tails = _laid_out(plan, task, BASE_2)
+    in_short = _short_call(_with_made(task, extent, tails), band)
+    found = short.backward(
+        *(plan, d_out, task.q, task.k, task.v, in_short, wanted), tokens=by_token(task.q)
+    )
+    if task.curve is None:
+        return found
+    of_curve: Sequence[Any] = (None, None, None)
+    if wanted.band or wanted.tails:
+        of_curve = _curve_gradient(plan, task.curve, extent, found.band, found.tails)
+    return found._replace(band=None, tails=None, parameters=of_curve)
+
+
+class Sums(NamedTuple):
+    """Which sums of dS, the gradient of the logits, are needed besides dQ and dK."""
+
+    rows: bool  # dS itself by lag, of every row: the query kernel stores it
+    ends: bool  # ... with the sum over each tail in its first and last place, for a product
+    tails: bool  # over each tail: the query kernel sums it
+    shared: bool  # along the diagonals, for a band that all rows share
+    striped: bool  # ... by the key kernel, in stripes of keys
+    balanced: bool  # over each row, which is 0 but for rounding errors: the query kernel
+    balanced_first: bool  # ... in a pass of its own, so that its own gradients are corrected too
+
+
+def _sums_of(task: Task, wanted: Wanted) -> Sums:
+    numbers, shape = task.numbers, task.band_shape
+    n_q, n_k = task.q.shape[2], task.k.shape[2]
+    band = shape is not None and wanted.band
+    rows = shape is not None and wanted.band and (shape[2] > 1 or n_q == 1)
+    ends = rows and task.product is not None
+    tails = task.inputs.tails is not None and wanted.tails and not ends
+    met = max(n_q, n_k)  # rows that a block of keys meets, at the most
+    if numbers.before >= 0 and numbers.after >= 0:
+        met = min(met, numbers.before + numbers.after + MARGIN)
+    # In one pass, balancing takes an addition in every cell. Beside a plain kernel for the far keys
+    # our tiles are few, so it costs next to nothing where a band learns.
+    single_key = _sees_one_key(task)
+    balanced = ends or tails
+    if task.far is not None:
+        balanced = balanced or wanted.band
+    else:
+        delicate = wanted.band and _shows_imbalance(task)
+        balanced = balanced or task.inputs.table is not None or delicate or single_key
+    return Sums(
+        rows=rows,
+        ends=ends,
+        tails=tails,
+        shared=band and not rows,
+        striped=band and not rows and met <= STRIPED,
+        balanced=balanced,
+        balanced_first=balanced and (n_q <= FEW_ROWS or single_key),
+    )
+
+
+def _shows_imbalance(task: Task) -> bool:
+    """Whether the error of delta (query_kernel) would show in the gradient of a band.
+
+    Few rows do not average it out. In a window of few keys dS is small. With a scale of 0 the
+    logits have no rounding errors, and in float32 they are as small, so that nothing hides it.
+    """
+    numbers = task.numbers
+    narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
+    exact_else = task.q.dtype == torch.float32 or numbers.scale == 0.0
+    return bool(task.q.shape[2] <= FEW_ROWS or narrow or exact_else)
+
+
+def _sees_one_key(task: Task) -> bool:
+    """Whether a row sees a single key: dS is 0 then, and what the error of delta leaves is wrong.
+
+    To balance the query kernel's own gradients costs little there, for a row has few tiles.
+    """
+    return bool(task.k.shape[2] == 1 or task.numbers.before == task.numbers.after == 0)
+
+
+def _grain(task: Task, sums: Sums, by_rows: Tiles, by_keys: Tiles) -> int:
+    """KIND.GRAIN of a backward pass, or 0."""
+    grain = max(by_rows.rows, by_rows.keys, by_keys.rows, by_keys.keys)
+    summed = sums.tails and sums.striped and task.far is None and task.curve is not None
+    level = not task.numbers.slopes and task.inputs.table is None
+    return grain if summed and level and grain <= MARGIN // 2 else 0
+
+
+def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
+    """Memory for what the query kernel writes for the other kernels."""
+    (b, h, n_q, _), numbers, inputs = task.q.shape, task.numbers, task.inputs
+    d_mass = far_lse_delta = norm = None
+    if inputs.table is not None:
+        d_mass = plan.empty(_with_margin(mass_shape(task), margin), torch.float32)
+    lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
+    of_rows = task.by_row or inputs.table is not None or inputs.tails is not None
+    sloping_rows = task.by_row and numbers.slopes  # every row has a slope of its own
+    # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
+    exact = sloping_rows or numbers.dropout or _sees_one_key(task)
+    if of_rows and task.far is None and not exact:
+        far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
+    if task.q.dtype == torch.float32 and task.far is None:
+        norm = plan.empty((b, h, n_q), torch.float32)
+    return a.RowStatistics(lse_delta, far_lse_delta, d_mass, norm)
+
+
+def _query_launch(
+    plan: Plan,
+    task: Task,
+    call: Arguments,
+    kept: Kept,
+    d_rows: a.Rows,
+    sums: Sums,
+    tiles: Tiles,
+    near: int,
+    *,
+    key_rows: int,
+) -> tuple[a.QueryGradients, a.RowStatistics]:
+    """The launch by blocks of rows; returns what it writes."""
+    (b, h, n_q, _), n_k, kind = task.q.shape, task.k.shape[2], call.kind
+    d_q = plan.empty(task.q.shape, task.q.dtype, tokens=kind.TOKENS)
+    d_band = d_tails = None
+    d_last = 2 * call.sizes.reach if task.product is None else kind.LAST
+    if sums.rows:
+        # Cells that no tile touches are not written; of a product's band they are not read either.
+        room = plan.zeros if task.product is None else plan.empty
+        d_band = room((b, h, n_q, d_last + 1), torch.float32)
+    if sums.tails:
+        parts = n_q if kind.PER_ROW else ceil_div(n_q, tiles.rows)
+        d_tails = plan.empty((4, b, h, parts), torch.float32)
+    gradients = a.QueryGradients(d_q, d_band, d_tails)
+    statistics = _row_statistics(plan, task, kind.MARGIN)
+    # Forward's masses at the ends of the value table are those of the tails, if both end alike.
+    alike = kind.LAST == kind.VALUE_LAST and not task.numbers.dropout
+    mass = kept.mass if sums.ends and task.inputs.table is not None and alike else None
+    even = n_q % tiles.rows == 0 and n_k % tiles.keys == 0
+    grid = grid_of(plan, call, ceil_div(n_q, tiles.rows), b * h)
     plan.launch(
         query_kernel,
         grid,
         *(call.q, call.k, call.v, d_rows),
-        a.Output(kept.out, kept.out_residual, kept.lse, kept.mass if of_tails else None),
+        a.Output(kept.out, kept.out_residual, kept.lse, mass),
         *(call.bias, call.visible, call.seed, call.table, call.far),
-        a.QueryGradients(d_q, d_band, d_tails),
-        statistics,
+        *(gradients, statistics),
         *a.scalars(call.sizes),
-        warps=by_rows.warps,
-        stages=by_rows.stages,
-        registers=limit,
-        chained=call.kind.CHAINED,
-        KIND=call.kind,
+        warps=tiles.warps,
+        stages=tiles.stages,
+        registers=_query_registers(call, tiles, even=even),
+        chained=kind.CHAINED,
+        KIND=kind,
         TILE=a.Tile(
-            *(by_rows.rows, by_rows.keys, near_keys, by_rows.stages, even),
-            _all_near(call, n_q, n_k, by_rows.rows, by_rows.keys, spare=spare),
-            _lines(call, by_rows.rows, by_rows, q.dtype),
+            *(tiles.rows, tiles.keys, near, tiles.stages, even),
+            _all_near(call, n_q, n_k, tiles.rows, tiles.keys, spare=_spare(call)),
+            _lines(call, tiles.rows, tiles, task.q.dtype),
             TURNS=len(grid) == 3,
         ),
-        BALANCED=balanced,
-        TWICE=balanced and (n_q <= FEW_ROWS or single_key),
-        D_LAST=d_last if ends else 0,
-        ENDS=ends,
-        KEY_ROWS=by_keys.rows,
+        BALANCED=sums.balanced,
+        TWICE=sums.balanced_first,
+        D_LAST=d_last if sums.ends else 0,
+        ENDS=sums.ends,
+        KEY_ROWS=key_rows,
     )
+    return gradients, statistics
+
+
+def _key_launch(
+    plan: Plan,
+    task: Task,
+    call: Arguments,
+    d_rows: a.Rows,
+    statistics: a.RowStatistics,
+    sums: Sums,
+    tiles: Tiles,
+    near: int,
+) -> tuple[a.KeyGradients, a.Tile]:
+    """The launch by blocks of keys; returns what it writes, and its tiles."""
+    (b, h, n_q, _), (h_kv, n_k), kind = task.q.shape, task.k.shape[1:3], call.kind
+    d_k, d_v = (plan.empty(x.shape, x.dtype, tokens=kind.TOKENS) for x in (task.k, task.v))
+    even = n_q % tiles.rows == 0 and n_k % tiles.keys == 0
     stripes = None
-    even = n_q % by_keys.rows == 0 and n_k % by_keys.keys == 0
     by_warp = held = False
-    if striped:
-        by_warp = by_keys.rows >= 32 and tiling.split_by_warp(by_keys.keys, by_keys, q.dtype)
+    if sums.striped:
+        by_warp = tiles.rows >= 32 and tiling.split_by_warp(tiles.keys, tiles, task.q.dtype)
         # With wider heads, more stages, tiles that are not whole or, in Triton 3.9, tails, one
         # program would run on a multiprocessor where two did. With fewer rows Triton's own shared
         # memory is less than 48 KB, and the kernel would depend on our asking for more
         # (needs_more_memory in plan.py).
-        small = max(call.kind.BLOCK_D, call.kind.BLOCK_DV) <= 64 and by_keys.stages <= 3
-        held = by_warp and by_keys.rows == 64 and even and small and not call.kind.TAILS
-        count = ceil_div(n_k, by_keys.keys) * (1 if held else by_keys.keys // STRIPE.value)
-        length = stripe_length(n_q, numbers, by_keys)
+        small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.stages <= 3
+        held = by_warp and tiles.rows == 64 and even and small and not kind.TAILS
+        count = ceil_div(n_k, tiles.keys) * (1 if held else tiles.keys // STRIPE.value)
+        length = stripe_length(n_q, task.numbers, tiles)
         stripes = plan.empty((b, h, count, length), torch.float32)
-    # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
-    # kernels of the band run beside it on a second stream.
-    side = shared and not striped and far is not None
-    if shared and not striped:
-        d_band = _shared_band(plan, call, d_rows, statistics, tiles.block, side)
-    grid = grid_of(plan, call, ceil_div(n_k, by_keys.keys), b * h_kv)
-    key_tile = a.Tile(
-        *(by_keys.rows, by_keys.keys, near_rows, by_keys.stages, even),
-        _all_near(call, n_k, n_q, by_keys.keys, by_keys.rows, by_keys=True, spare=spare),
-        _lines(call, by_keys.keys, by_keys, q.dtype),
+    gradients = a.KeyGradients(d_k, d_v, stripes)
+    grid = grid_of(plan, call, ceil_div(n_k, tiles.keys), b * h_kv)
+    tile = a.Tile(
+        *(tiles.rows, tiles.keys, near, tiles.stages, even),
+        _all_near(call, n_k, n_q, tiles.keys, tiles.rows, by_keys=True, spare=_spare(call)),
+        _lines(call, tiles.keys, tiles, task.q.dtype),
         TURNS=len(grid) == 3,
-        HELD=STRIPED + by_keys.keys if held else 0,
+        HELD=STRIPED + tiles.keys if held else 0,
     )
-    # In tiles of few rows these kernels spill under a limit, but hardly in their loops.
-    limit = None
-    few_rows = by_keys.rows <= 32
-    if few_rows and even and _plain_causal_product(call.kind):
-        limit = _register_limit(call, by_keys)
-    elif few_rows and tile_kind.limited and _is_small(call, by_keys):
-        limit = MOST_REGISTERS
     plan.launch(
         key_kernel,
         grid,
         *(call.q, call.k, call.v, d_rows, statistics),
         *(call.bias, call.visible, call.seed, call.far),
-        a.KeyGradients(d_k, d_value, stripes),
+        gradients,
         h // h_kv,
         *a.scalars(call.sizes),
-        warps=by_keys.warps,
-        stages=by_keys.stages,
-        registers=limit,
-        chained=call.kind.CHAINED,
-        KIND=call.kind,
-        TILE=key_tile,
+        warps=tiles.warps,
+        stages=tiles.stages,
+        registers=_key_registers(call, tiles, even=even),
+        chained=kind.CHAINED,
+        KIND=kind,
+        TILE=tile,
         BY_WARP=by_warp,
     )
-    if stripes is not None:
-        d_band = _striped_band(plan, call, stripes, key_tile)
-    d_parameters: Sequence[Any] = (None, None, None)
-    if curve is not None and (wanted.band or wanted.tails):
-        d_parameters = _curve_gradient(
-            *(plan, curve, extent, d_band, d_tails), chained=call.kind.CHAINED, side=side
-        )
-    d_query = d_factor = None
-    if product is not None:
-        d_query, d_factor = product_gradients(
-            *(plan, product, q, d_q, d_band, wanted, seen_cells(call.sizes, d_last)),
-            chained=call.kind.CHAINED,
-        )
-    if product is not None or curve is not None:
-        d_band = d_tails = None  # their gradients went on to the factors or parameters
-    d_band = None if d_band is None else plan.summed(d_band, inputs.band.shape)
-    d_tails = None if d_tails is None else plan.summed(d_tails, inputs.tails.shape)
-    return Gradients(d_q, d_k, d_value, d_band, d_tails, d_table, d_query, d_factor, d_parameters)
-
-
-def _touching(numbers: Numbers) -> float:
-    """About how many rows a block of keys meets in its window."""
-    if numbers.before < 0 or numbers.after < 0:
-        return math.inf
-    return numbers.before + numbers.after + MARGIN
+    return gradients, tile
 
 
 def stripe_length(n_q: int, numbers: Numbers, tiles: Tiles) -> int:
@@ -378,34 +431,32 @@ def stripe_length(n_q: int, numbers: Numbers, tiles: Tiles) -> int:
     return (ceil_div(rows, tiles.rows) + 2) * tiles.rows
 
 
+def _spare(call: Arguments) -> int:
+    """Far tiles that count as near: with two tables a loop for a single one would cost as much."""
+    return int(call.kind.ENDS and call.kind.VALUES and not call.kind.FAR)
+
+
 class Shape(NamedTuple):
     """A stand-in for a tensor of which only the shape is read."""
 
     shape: tuple[int, ...]
 
 
-def is_short(
-    q: Any,
-    k: Any,
-    v: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    product: Product | None,
-    curve: CurveBand | None,
-) -> bool:
+def is_short(task: Task) -> bool:
     """Whether the kernels for short sequences (short.py) cover the call and are faster."""
-    if max(q.shape[2], k.shape[2]) > short.LONGEST or decoded(q, k, numbers):
+    q, k, v = task[:3]
+    if max(q.shape[2], k.shape[2]) > short.LONGEST or task.few_queries:
         return False
     band = None
-    if product is None:
-        laid_out = laid_out_shape(q, inputs, numbers, None, curve)
+    if task.product is None:
+        laid_out = laid_out_shape(task)
         band = None if laid_out is None else Shape(laid_out)
-    call = short.ShortCall(band, product, inputs, numbers)
+    call = short.ShortCall(band, task.product, task.inputs, task.numbers)
     return short.fits(q, k, v, call) and short.is_faster(q, k, v, call)
 
 
 def _all_near(
-    call: _Call,
+    call: Arguments,
     n: int,
     n_other: int,
     block: int,
@@ -432,7 +483,7 @@ def _all_near(
     return first - reach < (1 + spare) * tile and right
 
 
-def _lines(call: _Call, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
+def _lines(call: Arguments, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
     """Whether a warp loads its part of a head's band ahead (BandLine in device/band.py).
 
     `side` is the number of rows of a tile, or of keys in the key kernel. A band with tails has few
@@ -447,8 +498,46 @@ def _lines(call: _Call, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
     return endless and alone and small and not few and tiling.split_by_warp(side, tiles, dtype)
 
 
-def _register_limit(call: _Call, tiles: Tiles) -> int | None:
-    """MOST_REGISTERS for the kernels that it was measured to speed up, else None.
+def _forward_registers(call: Arguments, tiles: Tiles, *, even: bool, alone: bool) -> int | None:
+    """The limit of registers with which most programs of the forward kernel run side by side.
+
+    With the band of a head or none, and in whole tiles, it spills at most a few numbers, outside of
+    its loops (counted for a Hopper GPU). Without a limit the compiler may take a few registers
+    more, so that one program fewer would run.
+    """
+    kind = call.kind
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or call.tile_kind.by_row
+    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
+    wide = tiles.keys > 64 or tiles.rows > 16 * tiles.warps
+    if even and small and not (more or wide) and tiling.on_hopper():
+        return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
+    limit = _table_registers(call, tiles)
+    product_alone = alone and kind.CAUSAL and kind.ENDS
+    if limit is not None and even and (product_alone or _plain_causal_product(kind)):
+        limit = FEW_REGISTERS
+    return limit
+
+
+def _query_registers(call: Arguments, tiles: Tiles, *, even: bool) -> int | None:
+    """The limit of registers of the query kernel, where one was measured to be faster."""
+    limit = _table_registers(call, tiles)
+    few_keys = tiles.keys <= tiling.NEAR
+    if limit is not None and even and few_keys and _plain_causal_product(call.kind):
+        return FEW_REGISTERS
+    return limit
+
+
+def _key_registers(call: Arguments, tiles: Tiles, *, even: bool) -> int | None:
+    """The same of the key kernel: in tiles of few rows it spills, but hardly in its loops."""
+    if tiles.rows > 32:
+        return None
+    if even and _plain_causal_product(call.kind):
+        return _table_registers(call, tiles)
+    return MOST_REGISTERS if _is_limited(call) and _is_small(call, tiles) else None
+
+
+def _table_registers(call: Arguments, tiles: Tiles) -> int | None:
+    """The limit of kernels with two tables, or with sums of two tails of a head.
 
     Without a limit, the compiler takes fewer for a causal query kernel that sums a tail over tiles
     of few keys.
@@ -460,23 +549,7 @@ def _register_limit(call: _Call, tiles: Tiles) -> int | None:
     return MOST_REGISTERS if wanted and _is_small(call, tiles) else None
 
 
-def _forward_limit(call: _Call, tiles: Tiles) -> int | None:
-    """The registers of a forward kernel in whole tiles with which most programs run side by side.
-
-    With the band of a head or none it spills at most a few numbers, outside of its loops (counted
-    for a Hopper GPU). Without a limit the compiler may take a few registers more, so that one
-    program fewer would run.
-    """
-    kind = call.kind
-    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or call.tile_kind.by_row
-    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
-    wide = tiles.keys > 64 or tiles.rows > 16 * tiles.warps
-    if more or not small or wide or not tiling.on_hopper():
-        return None
-    return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
-
-
-def _is_limited(call: _Call) -> bool:
+def _is_limited(call: Arguments) -> bool:
     """Whether a key kernel with few rows was measured to be faster in fewer registers.
 
     Masks, dropout and lengths that are no multiple of a tile take registers of their own, and on
@@ -488,7 +561,7 @@ def _is_limited(call: _Call) -> bool:
     return tiling.on_hopper() and kind.CAUSAL and whole and not more
 
 
-def _is_small(call: _Call, tiles: Tiles) -> bool:
+def _is_small(call: Arguments, tiles: Tiles) -> bool:
     """Whether a limit of registers was measured for heads, tiles and a dtype like these."""
     kind = call.kind
     return max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4 and kind.PRECISION != "ieee"
@@ -500,42 +573,27 @@ def _plain_causal_product(kind: a.Kind) -> bool:
     return kind.CAUSAL and kind.ENDS and not more
 
 
-def _short_call(
-    q: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    product: Product | None,
-    curve: CurveBand | None,
-    band: Any,
-) -> short.ShortCall:
-    shape = _band_shape(q, inputs, None, curve)
-    inputs = inputs if shape is None else inputs._replace(band=Shape(shape))
-    return short.ShortCall(band, product, inputs, numbers)
+def _short_call(task: Task, band: Any) -> short.ShortCall:
+    inputs = task.inputs
+    if task.product is None and task.band_shape is not None:
+        inputs = inputs._replace(band=Shape(task.band_shape))
+    return short.ShortCall(band, task.product, inputs, task.numbers)
 
 
-def _decode(
-    plan: Plan,
-    q: Any,
-    k: Any,
-    v: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    tiles: Tiles,
-    curve: CurveBand | None,
-    result: a.Output,
-) -> None:
+def _decode(plan: Plan, task: Task, tiles: Tiles, result: a.Output) -> None:
     """The launches of a call with few queries. They read the band without laying it out."""
-    (b, h, n_q, _), (_, h_kv, n_k, d_v) = q.shape, v.shape
-    band = inputs.band
+    (b, h, n_q, _), (_, h_kv, n_k, d_v) = task.q.shape, task.v.shape
+    band, curve = task.inputs.band, task.curve
     if curve is not None and curve.tails:
-        band, _, tails = _laid_out(plan, q, k, v, inputs, numbers, None, curve, None)
-        inputs, curve = inputs._replace(band=band, tails=tails), None
+        band, _, tails = _laid_out(plan, task, None)
+        inputs, curve = task.inputs._replace(band=band, tails=tails), None
+        task = task._replace(inputs=inputs, curve=None)
     elif curve is not None:  # each share evaluates the part of the curve that it looks up
         band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
-    call = _call(q, k, v, inputs, numbers, band, None, None, None, curve, raw_band=True)
+    call = _arguments(task, band, raw_band=True)
     width = max(call.kind.BLOCK_D, call.kind.BLOCK_DV)
     # Few rows leave room for more keys in a tile, unless the table's tiles had to be made smaller.
-    tile = tiling.share_tiles(width, q.dtype, 2 * tiles.keys, tiles.stages)
+    tile = tiling.share_tiles(width, task.q.dtype, 2 * tiles.keys, tiles.stages)
     count, share = tiling.shares(n_k, b * h_kv, tile.at_once * processors(plan.device), tile.keys)
     sums = a.ShareSums(
         plan.empty((count, b, h, n_q, d_v), torch.float32),
@@ -561,38 +619,27 @@ def _decode(
     )
 
 
-def _laid_out(
-    plan: Plan,
-    q: Any,
-    k: Any,
-    v: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    product: Product | None,
-    curve: CurveBand | None,
-    unit: float | None,
-) -> tuple[Any, Any, Any]:
+def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any]:
     """The laid-out band (device/band.py), a curve's extent, and the tails of a curve or product.
 
     Each is None if the call does not have it. For a product, band and tails are empty memory that
     the forward kernel fills. The band of a head is multiplied with `unit`. Without a unit a curve
     is evaluated but not laid out: its band has the form in which a caller gives one.
     """
-    b, h, n_q, _ = q.shape
-    shape = _band_shape(q, inputs, product, curve)
-    laid_out = laid_out_shape(q, inputs, numbers, product, curve)
+    (b, h, n_q, _), curve = task.q.shape, task.curve
+    shape, laid_out = task.band_shape, laid_out_shape(task)
     if shape is None or laid_out is None:
         return None, None, None
-    reach, extent, tails = shape[-1] // 2, None, None
-    if product is not None:  # its tails have no slopes: nobody writes or reads those places
+    extent = tails = None
+    if task.product is not None:  # its tails have no slopes: nobody writes or reads those places
         tails = plan.empty((4, b, h, n_q), torch.float32)
         return plan.empty(laid_out, torch.float32), None, tails
     if curve is not None and curve.tails:
         tails = plan.empty((4, 1, h, 1), torch.float32)
     elif curve is not None:
         extent = plan.empty((h,), torch.int32)
-    inputs = _with_made(inputs, extent, tails)
-    given = _call(q, k, v, inputs, numbers, inputs.band, None, None, None, curve, raw_band=True)
+    task = _with_made(task, extent, tails)._replace(far=None)
+    given = _arguments(task, task.inputs.band, raw_band=True)
     if given.kind.PER_ROW:
         band = plan.empty(laid_out, torch.float32)
         plan.launch(
@@ -601,7 +648,7 @@ def _laid_out(
             *(band, given.bias, *a.scalars(given.sizes)),
             KIND=given.kind,
             ROWS=32,
-            BLOCK=min(64, power_of_two(2 * reach + 1)),
+            BLOCK=min(64, power_of_two(shape[-1])),
         )
         return band, None, None
     if unit is None:
@@ -646,50 +693,42 @@ def _band_unit(q: Any, numbers: Numbers) -> float:
     return 1.0 / numbers.scale if _starts_with_bias(q, numbers) else BASE_2
 
 
-def laid_out_shape(
-    q: Any,
-    inputs: Inputs,
-    numbers: Numbers,
-    product: Product | None,
-    curve: CurveBand | None,
-) -> tuple[int, ...] | None:
+def laid_out_shape(task: Task) -> tuple[int, ...] | None:
     """The shape of the laid-out band, or None without a band."""
-    shape = _band_shape(q, inputs, product, curve)
+    shape, tails = task.band_shape, task.inputs.tails
     if shape is None:
         return None
-    batches, heads, rows, width = shape
-    reach, tails = width // 2, inputs.tails
-    if product is not None or rows > 1 or (tails is not None and tails.shape[3] > 1):
-        lags = a.last_place(reach, numbers) + 1
-        return _with_margin((*q.shape[:3], lags), _margin(reach, inputs.table, numbers))
+    if task.by_row:
+        lags = a.last_place(task.reach, task.numbers) + 1
+        return _with_margin((*task.q.shape[:3], lags), _margin(task))
+    batches, heads = shape[:2]
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
-    edge = _farthest(reach, inputs.table, numbers)
-    return (batches, heads, 1, 2 * edge + 1)
+    return (batches, heads, 1, 2 * _farthest(task) + 1)
 
 
-def lse_shape(q: Any, *, split: bool) -> tuple[int, ...]:
+def lse_shape(task: Task) -> tuple[int, ...]:
     """The shape of lse [b, h, q], or with norms [2, b, h, q] (row_lse in device/tile.py)."""
-    return tuple(q.shape[:3]) if split or q.dtype != torch.float32 else (2, *q.shape[:3])
+    rows, with_norm = tuple(task.q.shape[:3]), task.q.dtype == torch.float32
+    return (2, *rows) if with_norm and not task.numbers.far else rows
 
 
-def mass_shape(q: Any, table: Any, numbers: Numbers) -> tuple[int, ...]:
+def mass_shape(task: Task) -> tuple[int, ...]:
     """The shape [b, h, q, lag] of the masses of a value table's lags, without those never seen."""
-    return (*q.shape[:3], a.last_place(table.shape[1] // 2, numbers) + 1)
+    return (*task.q.shape[:3], a.last_place(task.value_reach, task.numbers) + 1)
 
 
-def _farthest(reach: int, table: Any, numbers: Numbers) -> int:
+def _farthest(task: Task) -> int:
     """The largest |lag| that a near tile may touch."""
-    value_reach = 0 if table is None else table.shape[1] // 2
-    return max(reach, value_reach, numbers.far) + MARGIN
+    return max(task.reach, task.value_reach, task.numbers.far) + MARGIN
 
 
-def _margin(reach: int, table: Any, numbers: Numbers) -> int:
+def _margin(task: Task) -> int:
     """As many numbers as near tiles may touch beyond a row, and at least as many.
 
     It is a power of two, since it is a constant of the kernels: few lengths have one of their own.
     """
-    return power_of_two(_farthest(reach, table, numbers))
+    return power_of_two(_farthest(task))
 
 
 def _with_margin(shape: Sequence[int], margin: int) -> tuple[int, ...]:
@@ -697,21 +736,30 @@ def _with_margin(shape: Sequence[int], margin: int) -> tuple[int, ...]:
     return (1, 1, math.prod(shape) + 2 * margin, 1)
 
 
-def _with_made(inputs: Inputs, extent: Any, tails: Any) -> Inputs:
-    """The inputs with the extent and tails that a curve or a product defines."""
-    return inputs._replace(
-        extent=inputs.extent if extent is None else extent,
-        tails=inputs.tails if tails is None else tails,
+def _with_made(task: Task, extent: Any, tails: Any) -> Task:
+    """The task with the extent and tails that a curve or a product defines."""
+    inputs = task.inputs
+    return task._replace(
+        inputs=inputs._replace(
+            extent=inputs.extent if extent is None else extent,
+            tails=inputs.tails if tails is None else tails,
+        )
     )
 
 
-def _shared_band(
-    plan: Plan, call: _Call, d_rows: a.Rows, statistics: a.RowStatistics, block: int, side: bool
+def _diagonal_band(
+    plan: Plan,
+    task: Task,
+    call: Arguments,
+    d_rows: a.Rows,
+    statistics: a.RowStatistics,
+    block: int,
+    side: bool,
 ) -> Any:
-    """The gradient of a band that all queries share, [b|1, h, 1, lag]."""
-    assert call.band_shape is not None
+    """The gradient of a band that all queries share, [b|1, h, 1, lag], by block-diagonals."""
+    assert task.band_shape is not None
     sizes, kind = call.sizes, call.kind
-    batches, n_batch, h = call.band_shape[0], call.q.ptr.shape[0], sizes.n_heads
+    batches, n_batch, h = task.band_shape[0], task.q.shape[0], sizes.n_heads
     row_blocks, key_blocks = ceil_div(sizes.n_q, block), ceil_div(sizes.n_k, block)
     lowest = max((sizes.q_start - sizes.reach) // block, 1 - row_blocks)
     highest = min((sizes.q_start + sizes.reach + block - 1) // block, key_blocks - 1)
@@ -752,11 +800,11 @@ def _shared_band(
     return d_band
 
 
-def _striped_band(plan: Plan, call: _Call, stripes: Any, tile: a.Tile) -> Any:
-    """The gradient of a band that all queries share, from the sums that the key kernel stored."""
-    assert call.band_shape is not None
+def _striped_band(plan: Plan, task: Task, call: Arguments, stripes: Any, tile: a.Tile) -> Any:
+    """The same, from the sums that the key kernel stored."""
+    assert task.band_shape is not None
     assert tile.NEAR == tile.ROWS
-    (n_batch, h, count, _), batches = stripes.shape, call.band_shape[0]
+    (n_batch, h, count, _), batches = stripes.shape, task.band_shape[0]
     beyond = 2 * max(call.kind.GRAIN - 1, 0)
     width = 2 * (call.sizes.reach + beyond) + 1
     d_band = plan.empty((batches, h, 1, width), torch.float32)
@@ -812,7 +860,7 @@ def _curve_gradient(
     return found
 
 
-def grid_of(plan: Plan, call: _Call, blocks: int, heads: int) -> tuple[int, ...]:
+def grid_of(plan: Plan, call: Arguments, blocks: int, heads: int) -> tuple[int, ...]:
     """The grid of a kernel with a program for every block of every head (program_of in tile.py).
 
     In a causal call some blocks are long and some short. Head after head, the last programs to
@@ -828,43 +876,31 @@ def grid_of(plan: Plan, call: _Call, blocks: int, heads: int) -> tuple[int, ...]
     return (in_turn, blocks, heads // in_turn)
 
 
-def _call(
-    q: Any,
-    k: Any,
-    v: Any,
-    inputs: Inputs,
-    numbers: Numbers,
+def _arguments(
+    task: Task,
     band: Any,  # laid out; with raw_band, as the caller gave it
-    far: Far | None,
-    far_gradients: FarGradients | None,
-    product: Product | None,
-    curve: CurveBand | None,
+    far_gradients: FarGradients | None = None,
     *,
     raw_band: bool = False,
-) -> _Call:
+) -> Arguments:
+    q, k, v, inputs, numbers = task[:5]
     (_, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
-    shape = _band_shape(q, inputs, product, curve)
-    tails, table = inputs.tails, inputs.table
-    per_row = product is not None or (
-        shape is not None and (shape[2] > 1 or (tails is not None and tails.shape[3] > 1))
-    )
-    causal = numbers.after == 0
-    reach = 0 if shape is None else shape[-1] // 2
-    value_reach = 0 if table is None else table.shape[1] // 2
-    last, value_last = a.last_place(reach, numbers), a.last_place(value_reach, numbers)
-    product_last = 0 if product is None else last
+    tails, table, by_row = inputs.tails, inputs.table, task.by_row
+    causal, biased = numbers.after == 0, task.band_shape is not None
+    last, value_last = (a.last_place(x, numbers) for x in (task.reach, task.value_reach))
+    product_last = 0 if task.product is None else last
     kind = a.Kind(
         D=d,
         D_V=d_v,
         BLOCK_D=max(narrowest(), power_of_two(d)),
         BLOCK_DV=max(narrowest(), power_of_two(d_v)),
         GROUPS=h // h_kv,
-        BAND=shape is not None,
+        BAND=biased,
         RAW_BAND=raw_band,
         EXTENT=inputs.extent is not None,
         TAILS=tails is not None,
         SLOPES=numbers.slopes,
-        PER_ROW=per_row,
+        PER_ROW=by_row,
         VALUES=table is not None,
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
@@ -873,36 +909,35 @@ def _call(
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,
         NEGATIVE=numbers.scale < 0.0,
-        FAR=far is not None,
+        FAR=task.far is not None,
         TOKENS=by_token(q),
         PRECISION=a.precision_of(q),
-        ENDS=product is not None,
+        ENDS=task.product is not None,
         LAST=product_last,
         VALUE_LAST=value_last,
-        MARGIN=_margin(reach, table, numbers) if per_row or table is not None else 0,
+        MARGIN=_margin(task) if by_row or table is not None else 0,
         LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
-        STARTED=shape is not None and not (per_row or raw_band) and _starts_with_bias(q, numbers),
+        STARTED=biased and not (by_row or raw_band) and _starts_with_bias(q, numbers),
         CHAINED=_is_chained(q, numbers),
     )
     sizes = a.Sizes(
         n_q=n_q,
         n_k=n_k,
         q_start=numbers.q_start,
-        reach=reach,
+        reach=task.reach,
         edge=0 if band is None else band.shape[-1] // 2,
         n_heads=h,
-        value_reach=value_reach,
+        value_reach=task.value_reach,
         before=numbers.before,
         after=numbers.after,
-        far_start=0 if far is None else far.start,
+        far_start=0 if task.far is None else task.far.start,
         scale=numbers.scale,
         dropout=numbers.dropout,
     )
-    by_row = table is not None or per_row
     of_band = a.strides_of(band, 0, 1, 2)
-    if per_row and not raw_band:  # packed in memory with a margin
+    if by_row and not raw_band:  # packed in memory with a margin
         of_band = (h * n_q * (last + 1), n_q * (last + 1), last + 1)
-    return _Call(
+    return Arguments(
         a.rows_of(q),
         a.rows_of(k),
         a.rows_of(v),
@@ -910,23 +945,19 @@ def _call(
         a.visible_of(inputs),
         inputs.seed,
         a.table_of(table),
-        _far(far, far_gradients),
+        _far(task.far, far_gradients),
         sizes,
         kind,
-        shape,
-        tiling.TileKind(d, n_q, by_row, far is not None, causal, numbers.slopes, per_row),
+        tiling.TileKind(
+            d,
+            n_q,
+            by_row=by_row or table is not None,
+            near_alone=task.far is not None,
+            causal=causal,
+            sloped=numbers.slopes,
+            own_band=by_row,
+        ),
     )
-
-
-def _band_shape(
-    q: Any, inputs: Inputs, product: Product | None, curve: CurveBand | None
-) -> tuple[int, ...] | None:
-    """The shape [b|1, h|1, q|1, lag] of the band, whatever makes it."""
-    if product is not None:
-        return (*q.shape[:3], product.table.shape[1])
-    if curve is not None:
-        return (1, q.shape[1], 1, 2 * curve.reach + 1)
-    return None if inputs.band is None else tuple(inputs.band.shape)
 
 
 def _parameters(given: Sequence[Any]) -> a.Parameters:

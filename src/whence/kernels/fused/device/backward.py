@@ -1009,7 +1009,7 @@ def stripe_base(first_key, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def stripe_length(sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """How many sums a stripe has, in whole tiles: `stripe_length` in launch.py computes the same."""
+    """How many sums a stripe has, in whole tiles; `stripe_length` in launch.py says the same."""
     rows = sizes.n_q
     if KIND.BEFORE and KIND.AFTER:
         rows = tl.minimum(rows, sizes.before + sizes.after + (TILE.KEYS + TILE.ROWS))
