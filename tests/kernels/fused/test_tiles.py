@@ -16,10 +16,10 @@ def test_diagonals_are_summed_in_near_and_far_tiles_of_as_many_rows() -> None:
     built_in = [tiles.by_keys for row in TABLE.values() for tiles in row.sizes.values()]
     tuned = [Tiles(rows, 64, 4, stages) for rows in (16, 32, 64, 128) for stages in (1, 3)]
     flags = (False, True)
-    for tiles, d, n, by_row, causal, tails in itertools.product(
-        [*built_in, *tuned], (32, 64, 128, 256), (100, 512, 2048), flags, flags, flags
+    for tiles, d, n, by_row, alone, causal, tails in itertools.product(
+        [*built_in, *tuned], (32, 64, 128, 256), (100, 512, 2048), flags, flags, flags, flags
     ):
-        kind = TileKind(d, n, by_row, False, causal, False, tail_sums=tails, striped=True)
+        kind = TileKind(d, n, by_row, alone, causal, False, tail_sums=tails, striped=True)
         found, near = key_tiles(tiles, kind)
         assert near == found.rows <= tiles.rows
 

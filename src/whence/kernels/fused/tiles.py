@@ -270,9 +270,10 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     few_rows = kind.n <= most and not kind.near_alone
     if (kind.by_row and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
-    if kind.near_alone and kind.d <= 64 and not kind.by_row:
+    near_alone = kind.near_alone and not (kind.striped and kind.d <= 64)
+    if near_alone and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)
-    small = kind.near_alone or (kind.by_row and not _long_product(kind)) or kind.d > 64
+    small = near_alone or (kind.by_row and not _long_product(kind)) or kind.d > 64
     near = min(tiles.rows, NEAR) if small else tiles.rows
     return tiles._replace(rows=near) if kind.striped else tiles, near
 
