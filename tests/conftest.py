@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ settings.load_profile("whence")
 gc.disable()  # while the tests are imported
 if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):
-        from triton.runtime.interpreter import interpreter_builder
+        from quick_interpreter import leave_out_what_costs_and_changes_nothing
 
-        # Half of its time goes into a check for overflow, of which it makes nothing but in debug.
-        interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
+        leave_out_what_costs_and_changes_nothing()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
