@@ -228,13 +228,9 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int | Tensor) -> None:
     if terms.lag is not None:
-        shape = terms.lag.shape
-
-        def shared(given: tuple[int, ...]) -> bool:
-            return all(broadcasts(x, n) for x, n in zip(given, (b, h, n_q), strict=True))
-
+        shape, axes = terms.lag.shape, (b, h, n_q)
         require(
-            shared(shape[:3]),
+            _all_broadcast(shape[:3], axes),
             lambda: (
                 f"bias band must be [1 or {b}, 1 or {h}, 1 or {n_q}, lag] for this call, got "
                 f"{shape}. Was the method built for another number of heads?"
@@ -242,7 +238,7 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int 
         )
         tails = [tuple(tail.shape) for tail in _tails(terms.lag)]
         require(
-            all(len(tail) == 3 and shared(tail) for tail in tails),
+            all(len(tail) == 3 and _all_broadcast(tail, axes) for tail in tails),
             lambda: (
                 f"a bias' tails must be [1 or {b}, 1 or {h}, 1 or {n_q}] for this call, got "
                 f"{' and '.join(map(str, tails))}."
@@ -268,6 +264,10 @@ def _check_terms(terms: Terms, b: int, h: int, n_q: int, n_k: int, q_start: int 
         )
     for term in terms.dense:
         _check_dense(term, n_q, n_k)
+
+
+def _all_broadcast(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    return all(broadcasts(x, n) for x, n in zip(shape, axes, strict=True))
 
 
 def _tails(bias: LagBias) -> list[Tensor]:
