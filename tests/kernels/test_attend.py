@@ -384,7 +384,7 @@ def call(q=(B, H, 5, D), k=(B, H, 7, D), v=(B, H, 7, D), **options):
         ({"k": (3, H, 7, D)}, r"must share the batch, got q \(2, 4, 5, 3\), k \(3, 4, 7, 3\)"),
         ({"v": (1, H, 7, D)}, "must share the batch"),
         ({"k": (B, H, 7, 9)}, "q and k must share the head size"),
-        ({"v": (B, H, 6, D)}, "k and v must have as many rows"),
+        ({"v": (B, H, 6, D)}, "k and v must share the length"),
         ({"k": (B, 3, 7, D)}, "query heads must be a multiple of the key and value heads"),
         ({"v": (B, 8, 7, D)}, "query heads must be a multiple of the key and value heads"),
         (

@@ -21,7 +21,7 @@ BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "reference": re
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer of `explain`: the backend that "auto" takes, and how or why not each one runs.
+    """The answer of `explain`: what "auto" takes, and how each backend runs, or why it cannot.
 
     Printed, it is a table.
 
@@ -74,12 +74,12 @@ def attend(
     values   a LagValues table: a vector for each lag, weighted like v
     mask     boolean [b, k] (padding) or [b|1, h|1, q, k], True = may be looked at; or a Mask
     causal   only keys at lag <= 0 are looked at
-    window   only keys at -before <= lag <= after are: one number for both, or (before, after)
+    window   only keys at -before <= lag <= after are looked at: one number, or (before, after)
     scale    1/sqrt(d) by default; 0.0 drops q.k, so that the logits are the bias alone
     dropout  probability on the weights; the caller sets it to 0.0 outside of training
     backend  "auto" takes the first of `whence.kernels.BACKENDS` that can run the call, and
-             PyTorch's own kernels for a call without position, unless it is short; a name runs or
-             raises the reason
+             PyTorch's own kernels for a call without position, unless it is short; a backend's
+             name takes that one, or raises an error that says why it cannot run the call
 
     A query that may look at no key gets zeros.
 
@@ -96,7 +96,7 @@ def attend(
     known = None
     if mask is None and dropout == 0.0:
         known = fused.known(q, k, v, bias, values, causal, window, scale, q_start, backend)
-        found = None if known is None else fused.again(known)
+        found = None if known is None else fused.run_known(known)
         if found is not None:
             return found
     call = as_call(
@@ -128,7 +128,7 @@ def execute(
     else:  # the message is costly, and cannot be traced by torch.compile
         raise ValueError(unknown("backend", backend, ["auto", *BACKENDS]))
     if module is fused and known is not None:
-        return fused.remembered(call, known)
+        return fused.run_and_remember(call, known)
     out: Tensor = module.run(call)
     return out
 
@@ -182,7 +182,7 @@ def explain(
 
 
 def _first_that_runs(call: AttentionCall) -> str:
-    """The backend that "auto" takes. All refuse a call in half precision that is transformed."""
+    """The backend that "auto" takes; ValueError for some transformed calls in half precision."""
     if sdpa.is_plain(call) and sdpa.refuse(call) is None and not fused.beats_plain(call):
         return "sdpa"  # without position, PyTorch's own kernels are the fastest for long sequences
     for name, module in BACKENDS.items():

@@ -63,7 +63,7 @@ class Sight:
         allowed = None if self.mask is None else self.mask.tile(rows, keys)
         before, after = self._lag_limits()
         cut_left, cut_right = before is not None, after is not None
-        if self.is_known:  # else nobody knows whether they cut anything
+        if self.is_known:  # else both limits have to be applied: they may cut something
             first, last = self.q_start + rows.start, self.q_start + rows.stop - 1
             cut_left = before is not None and keys.start < last - before
             cut_right = after is not None and keys.stop - 1 > first + after
@@ -152,7 +152,7 @@ def as_call(
         lambda: f"q, k and v must share the batch, {_shapes(q, k, v)}",
     )
     require(k.shape[3] == d, lambda: f"q and k must share the head size, {_shapes(q, k, v)}")
-    require(v.shape[2] == n_k, lambda: f"k and v must have as many rows, {_shapes(q, k, v)}")
+    require(v.shape[2] == n_k, lambda: f"k and v must share the length, {_shapes(q, k, v)}")
     require(
         h % k.shape[1] == 0 and h % v.shape[1] == 0,
         lambda: (
@@ -204,11 +204,12 @@ def check_start(q_start: int | Tensor) -> None:
 
 
 def _nearer(sight: Sight, gap: int) -> Sight:
-    """The same weights, with queries that stand further than `gap` from all keys moved to there.
+    """A sight with the same weights, in which some query is within `gap` of the keys.
 
-    `gap` is beyond the reach of the bias, so all logits of a row are on one line: moving the row
-    adds one number to them, which a softmax does not see. At their own place, lags in float32 and
-    int32 would be rounded and overflow. A window that ends short of the keys still does.
+    If all queries are further away, they move together until the nearest is at `gap`. That is
+    beyond the reach of the bias, so all logits of a row are on one line: moving the row adds one
+    number to them, which does not change a softmax. Without the move, large lags would be rounded
+    in float32 and overflow int32. The window is shortened so that it allows the same keys.
     """
     before, after = sight.window
     last = sight.n_k + gap - 1  # the place of the first query, if queries are after the keys
@@ -271,7 +272,7 @@ def _all_broadcast(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
 
 
 def _tails(bias: LagBias) -> list[Tensor]:
-    """Constants and slopes that a caller gave; those that a curve or a product makes fit it."""
+    """The tails' constants and slopes that need checking: a deferred bias makes its own to fit."""
     if isinstance(bias, DeferredBias):
         return []
     lines = [line for line in (bias.left, bias.right) if line is not None]

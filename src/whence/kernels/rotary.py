@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from whence.checks import surely_equal
 from whence.kernels.fused.backend import HAS_TRITON, INTERPRETED, by_token
 from whence.kernels.fused.plain import HALF
-from whence.kernels.fused.plan import PLANS, Plan, lies, slots_of
+from whence.kernels.fused.plan import PLANS, Plan, layout_of, slots_of
 from whence.rotation import Rotation
 
 TILE = 1024  # pairs of one head in a program: eight for each of its 128 threads
@@ -181,7 +181,7 @@ def _launched(turn: Turn, *sides: tuple[Any, Place]) -> tuple[Any, ...]:
     for x, (_, frequency, pos) in sides:
         tensors += [x if x.stride(3) == 1 else x.contiguous(), frequency, pos]
     plan = PLANS.find(
-        ("turn", turn, tuple(place.start for _, place in sides), *[lies(x) for x in tensors]),
+        ("turn", turn, tuple(place.start for _, place in sides), *[layout_of(x) for x in tensors]),
         lambda: _plan(turn, tensors, [place.start for _, place in sides]),
     )
     return plan.run(tensors)

@@ -109,10 +109,10 @@ def test_a_plan_that_cannot_be_made_is_made_at_the_next_call():
 
 
 def test_tensors_of_a_plan_are_on_one_device():
-    from whence.kernels.fused.plan import lies, slots_of
+    from whence.kernels.fused.plan import layout_of, slots_of
 
     here, elsewhere = torch.empty(3), torch.empty(3, device="meta")
-    assert lies(here) != lies(elsewhere)
+    assert layout_of(here) != layout_of(elsewhere)
     with pytest.raises(ValueError, match="on one device, got cpu and meta"):
         slots_of([here, None, elsewhere])
 
@@ -159,9 +159,9 @@ def test_what_one_plan_puts_together_another_finds_apart():
 
 
 def test_a_signature_tells_apart_what_a_kernel_would_be_compiled_for():
-    from whence.kernels.fused.plan import lies
+    from whence.kernels.fused.plan import layout_of
 
     x = torch.randn(4, 6)
-    assert lies(x) == lies(x.clone())
+    assert layout_of(x) == layout_of(x.clone())
     others = [x.T, x[:3], x.double(), torch.randn(25)[1:].view(4, 6), None]
-    assert len({lies(x), *map(lies, others)}) == 6
+    assert len({layout_of(x), *map(layout_of, others)}) == 6

@@ -85,7 +85,7 @@ N_GIVEN, N_MASK = len(Given._fields), len(MaskTensors._fields)
 
 
 class BlockedAttention(torch.autograd.Function):
-    """The autograd function of calls that nobody compiles; `operator.py` is for compilers.
+    """The autograd function of the eager path; `operator.py` is the compiled one.
 
     The tensors of the mask are arguments of their own, not part of the plan: backward reads them
     again, and only a tensor that autograd saves raises if it was changed in place in between.

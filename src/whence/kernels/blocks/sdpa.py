@@ -50,7 +50,7 @@ def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     if is_plain(call):
         return _plain(call)
     call = call.with_kv_heads_expanded()
-    if not call.sight.is_known:  # nobody knows which keys are near
+    if not call.sight.is_known:  # which keys are near depends on q_start, a tensor here
         return reference.attend_rows(call, slice(0, call.sight.n_q))
     return _dense(call) if call.dense else _blocked(call)
 
@@ -179,7 +179,7 @@ def _may_split(call: AttentionCall) -> bool:
 
 
 def _can_split(call: AttentionCall) -> bool:
-    """Whether it does."""
+    """Whether the flash kernel takes the far keys of this call."""
     return _may_split(call) and not is_small(call.q, call.sight)
 
 

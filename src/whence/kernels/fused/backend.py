@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from whence.derivatives import once_differentiable, refused_transform
 from whence.kernels.call import AttentionCall
 from whence.kernels.fused.plain import HALF, fastest
-from whence.kernels.fused.plan import PLANS, lies
+from whence.kernels.fused.plan import PLANS, layout_of
 from whence.lag import Bias, CurveBias, LagBias, LagValues, QueryBias
 
 
@@ -47,8 +47,8 @@ class Inputs(NamedTuple):
     tails: Any = None  # float32 [4, b|1, h|1, q|1]
     table: Any = None  # float32 [h|1, lag, d_v]
     keys: Any = None  # uint8 [b|1, k]
-    q_segment: Any = None  # int32 or int64 [b|1, q]
-    k_segment: Any = None  # int32 or int64 [b|1, k]
+    q_segment: Any = None  # integers [b|1, q]
+    k_segment: Any = None  # integers [b|1, k]
     seed: Any = None  # int64 []
 
 
@@ -306,14 +306,11 @@ def by_token(q: Any) -> bool:
 
 
 def packed(x: Tensor, tokens: bool) -> Tensor:
-    """x [b, h, n, d], copied to memory without gaps unless it lies so already.
-
-    With `tokens` its order in memory is [b, n, h, d].
-    """
-    lies = x.transpose(1, 2) if tokens else x
-    if lies.is_contiguous():
+    """x [b, h, n, d], copied unless it is contiguous; with `tokens`, in the order [b, n, h, d]."""
+    ordered = x.transpose(1, 2) if tokens else x
+    if ordered.is_contiguous():
         return x
-    return lies.contiguous().transpose(1, 2) if tokens else lies.contiguous()
+    return ordered.contiguous().transpose(1, 2) if tokens else ordered.contiguous()
 
 
 MOST_DROPOUT = 1 - 2.0**-24  # the largest float32 below 1: kernels divide by 1 - dropout
@@ -345,8 +342,9 @@ def refuse(call: AttentionCall) -> str | None:
             "gives wrong products of bfloat16 in Triton's interpreter, by the interpreter's own "
             "fault. Take float32 or float16 there, or backend='sdpa'."
         )
-    if max(call.q.shape[-1], call.v.shape[-1]) > 256:
-        return f"has kernels for heads of at most 256, got {call.q.shape[-1]}. Take backend='sdpa'."
+    width = max(call.q.shape[-1], call.v.shape[-1])
+    if width > 256:
+        return f"has kernels for heads of at most 256, got {width}. Take backend='sdpa'."
     if not call.sight.is_known:
         return "needs q_start as a whole number, got a tensor. Take backend='sdpa'."
     if call.dense:
@@ -418,10 +416,11 @@ class Known(NamedTuple):
 def known(
     q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, values: LagValues | None, *options: Any
 ) -> Known | None:
-    """A call of `attend` without mask and dropout whose bias is described by a few tensors.
+    """The tensors and signature of a call of `attend` that can be remembered; None for others.
 
-    Where a second call has the signature of the first, the checks have the same outcome and the
-    tensors have the same places, so `again` runs it without any of that. None for other calls.
+    It can be if there is no mask or dropout and a few tensors describe the bias. A second call with
+    this signature passes the same checks, and its tensors fill the same fields of `Given`, so
+    `run_known` skips both steps.
     """
     if torch.compiler.is_compiling() or not isinstance(bias, DESCRIBED):
         return None
@@ -442,22 +441,22 @@ def known(
             return None
     learned = tuple([x.requires_grad for x in tensors])
     kind = (type(bias), bias.kind(), parts[0] is q, values is None, torch.is_grad_enabled())
-    return Known(tensors, ("attend", kind, options, types, learned, *map(lies, tensors)))
+    return Known(tensors, ("attend", kind, options, types, learned, *map(layout_of, tensors)))
 
 
-def again(call: Known) -> Float[Tensor, "b h q d_v"] | None:
-    """The attention of a call like one that `remembered` has seen, or None."""
+def run_known(call: Known) -> Float[Tensor, "b h q d_v"] | None:
+    """The attention of a call whose signature `run_and_remember` has kept, or None."""
     ready = PLANS.get(call.signature)
     return None if ready is None else ready(call.tensors)
 
 
-def remembered(call: AttentionCall, as_given: Known) -> Float[Tensor, "b h q d_v"]:
-    """`run`, which `again` does for calls like this one if kernels take its tensors as they are."""
+def run_and_remember(call: AttentionCall, as_given: Known) -> Float[Tensor, "b h q d_v"]:
+    """Run a call, and keep it prepared for `run_known` if kernels can read its tensors uncopied."""
     from whence.kernels.fused.function import Ready, lag_attention  # which imports Triton
 
     given, settings = inputs_of(call)
     names = _names(given, as_given.tensors)
-    if names is None or call.sight.n_q >= min(SHORTEST.values()):  # of those some are split
+    if names is None or call.sight.n_q >= min(SHORTEST.values()):  # some of these are split
         return lag_attention(given, settings)
     ready = Ready(as_given.tensors, names, settings)
     PLANS.keep(as_given.signature, ready)
@@ -465,10 +464,10 @@ def remembered(call: AttentionCall, as_given: Known) -> Float[Tensor, "b h q d_v
 
 
 def _names(given: Given, tensors: Sequence[Tensor]) -> str | None:
-    """The field of `given` that each tensor is, or None if a field is not among the tensors.
+    """For each tensor the name of its field of `given`; None if some field is not a given tensor.
 
-    Both are in one order. So the names do not depend on whether a tensor is given twice, which
-    the signature does not say; a tensor that is in no field is passed over.
+    Both are in the same order and matched in one pass, so the names do not depend on whether a
+    tensor is given twice, which the signature does not say. A tensor in no field gets NOWHERE.
     """
     names, left = [NOWHERE] * len(tensors), enumerate(tensors)
     for field, x in zip(Given._fields, given, strict=True):
@@ -486,13 +485,13 @@ def far_start(call: AttentionCall) -> int | str:
     if lag is None:
         return "there is no bias"
     if call.scale <= 0:
-        return "plain kernels want a positive scale"
+        return "plain kernels need a positive scale"
     if not lag.endless:
-        return "the bias has no finite reach"
+        return "the bias has no tails, so every key is within its reach"
     if lag.sloped:
         return "the bias slopes beyond its reach"
     if sight.mask is not None or sight.window != (None, None) or call.dropout:
-        return "a plain kernel knows no mask, window or dropout of ours"
+        return "plain kernels take no mask, window or dropout"
     if sight.n_q != sight.n_k or sight.q_start:
         return "queries and keys are not the same positions"
     values = 0 if call.values is None else call.values.reach
@@ -509,7 +508,7 @@ def far_start(call: AttentionCall) -> int | str:
         return "plain kernels are not deterministic"
     plain = fastest(call.q, call.v)
     if plain is None or not (plain.grouped or call.q.shape[1] == call.k.shape[1]):
-        return f"no plain kernel takes heads like these ({call.q.dtype})"
+        return f"no plain kernel takes heads of this size, grouping and dtype ({call.q.dtype})"
     return start
 
 
@@ -582,11 +581,11 @@ def _lag_parts(
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
     tails = torch.stack([(zero if x is None else x.float()).expand(shape) for x in lines])
-    # No extent beside tails: lags beyond it would count as tail, and the band lose their gradient.
+    # No extent if there are tails: the gradient of lags beyond it would go to a tail, not the band.
     return band, None, tails
 
 
-FARTHEST = 1 << 24  # numbers from one row to the next: kernels count within a tile in 32 bits
+FARTHEST = 1 << 24  # row strides are below this: offsets within a tile have 32 bits
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -603,7 +602,7 @@ def as_read(name: str, x: Tensor) -> Tensor:
 
 
 def without_gaps(x: Tensor) -> Tensor:
-    """x in memory without gaps, at an address that all of its dtypes may have."""
+    """x, contiguous and aligned to 16 bytes, so that its parts can be read in any dtype."""
     x = x.contiguous()
     return x if x.data_ptr() & 15 == 0 else x.clone()
 

@@ -1,4 +1,4 @@
-"""The fused attention as a differentiable function: called as it is, or compiled as operators.
+"""The fused attention as a differentiable function, for eager calls and for torch.compile.
 
 Both run the same two plans, one for the output and one for the gradients. An eager call runs them
 itself, because calling an operator costs the host more time (docs/LOG.md). Under torch.compile the
@@ -45,7 +45,16 @@ from whence.kernels.fused.launch import (
     lse_shape,
     mass_shape,
 )
-from whence.kernels.fused.plan import PLANS, Plan, Room, Slot, lies, parts_of, size_of, slots_of
+from whence.kernels.fused.plan import (
+    PLANS,
+    Plan,
+    Room,
+    Slot,
+    layout_of,
+    parts_of,
+    size_of,
+    slots_of,
+)
 from whence.kernels.fused.split import far_attention, far_gradients, near_numbers
 from whence.kernels.fused.tiles import TILES, TileSet
 
@@ -59,14 +68,14 @@ def lag_attention(given: Given, call: Call) -> Tensor:
         return out
     tensors, names = _named(given)
     learned = tuple([x.requires_grad for x in tensors])
-    signature = ("call", call, names, torch.is_grad_enabled(), learned, *map(lies, tensors))
+    signature = ("call", call, names, torch.is_grad_enabled(), learned, *map(layout_of, tensors))
     return PLANS.find(signature, lambda: Ready(tensors, names, call))(tensors)
 
 
 class Ready:
-    """A call that was prepared: it is run on any tensors that are like those it was made with.
+    """A prepared call. It runs on any tensors with the layouts of those that it was made with.
 
-    Gradients are recorded if they are when this is made.
+    It records gradients if they were recorded when it was made.
     """
 
     def __init__(self, tensors: Sequence[Tensor], names: str, call: Call) -> None:
@@ -74,7 +83,7 @@ class Ready:
         self.learned = _learned(tensors, names)
         self.recorded = bool(self.learned)
         self.back: dict[Hashable, Plan] = {}  # the gradients' plans by the layout of d_out
-        self.plan: Plan | None = None  # where a plain kernel takes the far keys, there are more
+        self.plan: Plan | None = None  # a split call's also depends on a plain kernel's results
         if not call.numbers.far:
             slots, device = slots_of(tensors), tensors[0].device
             self.plan = forward_plan(slots, names, call, device, recorded=self.recorded)
@@ -95,7 +104,7 @@ class Ready:
         return self.plan.run(tensors)
 
     def places(self, saved: Sequence[Tensor]) -> Sequence[Hashable]:
-        """Where the tensors that are saved for `gradients` are, and how they lie there."""
+        """Address and strides of the saved tensors, by which `gradients` sees if one changed."""
         return [(x.data_ptr(), x.stride(), x.is_neg()) for x in saved]
 
     def gradients(
@@ -103,9 +112,9 @@ class Ready:
     ) -> Sequence[Tensor | None]:
         """The gradient of each tensor of the call, from its tensors and what `attended` gave."""
         rest = (self.names, self.numbers, self.learned)
-        if self.places(saved) != places:  # a hook returned others, which may lie otherwise
+        if self.places(saved) != places:  # a hook on saved tensors returned different ones
             return gradients(d_out, [x.resolve_neg() for x in saved], *rest)
-        layout = (lies(d_out), d_out.is_neg())
+        layout = (layout_of(d_out), d_out.is_neg())
         plan = self.back.get(layout)
         if plan is not None:
             return plan.run((d_out, *saved))
@@ -136,7 +145,7 @@ class LagAttention(torch.autograd.Function):
         return (None, *ctx.run.gradients(d_out, ctx.saved_tensors, ctx.places))
 
 
-# As LagAttention.apply, without its rules for torch.func, whose transforms `refuse` keeps away.
+# LagAttention.apply without its support of torch.func's transforms, which `refuse` excludes.
 _recorded: Any = super(torch.autograd.Function, LagAttention).apply
 
 
@@ -147,15 +156,15 @@ def attended(
 
     Those of them that the call does not have are left out.
     """
-    signature = ("output", names, numbers, recorded, *map(lies, tensors))
+    signature = ("output", names, numbers, recorded, *map(layout_of, tensors))
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run(tensors)  # type: ignore[no-any-return]
     call, far = Call.from_flat(numbers), list[Tensor]()
     if call.numbers.far:
         given = _fields(names, tensors)
-        far = _there(far_attention(given.q, given.k, given.v, call.numbers)[1:])
-        signature = ("near output", *signature, *map(lies, far))
+        far = _not_none(far_attention(given.q, given.k, given.v, call.numbers)[1:])
+        signature = ("near output", *signature, *map(layout_of, far))
     every = [*tensors, *far]
     plan = PLANS.find(
         signature,
@@ -193,7 +202,7 @@ def gradients(
         parts = far_gradients(rows, given.q, given.k, given.v, *rest)
         every += [*parts.left, *(parts.right or ())]
     if any(x is not y for x, y in itertools.zip_longest(every, (d_out, *saved))):
-        signature = ("gradients elsewhere", names, numbers, learned, *map(lies, every))
+        signature = ("gradients elsewhere", names, numbers, learned, *map(layout_of, every))
     plan = PLANS.find(
         signature, lambda: backward_plan(slots_of(every), names, call, rows.device, learned)
     )
@@ -204,7 +213,7 @@ def gradient_signature(
     d_out: Tensor, saved: Sequence[Tensor], names: str, numbers: tuple[Any, ...], learned: str
 ) -> Hashable:
     """What decides the plan of the gradients, if the tensors lie as kernels read them."""
-    return ("gradients", names, numbers, learned, d_out.is_neg(), *map(lies, (d_out, *saved)))
+    return ("gradients", names, numbers, learned, d_out.is_neg(), *map(layout_of, (d_out, *saved)))
 
 
 def forward_plan(
@@ -219,7 +228,7 @@ def forward_plan(
         plan = Plan(device, len(slots))
         kept = forward(plan, task, tiles.forward, recorded=recorded)
         state = plan.together(in_state(kept)) if recorded else None
-        plan.returns(*_there([kept.out, kept.out_residual, state]))
+        plan.returns(*_not_none([kept.out, kept.out_residual, state]))
         return plan
 
     return TILES.fit("forward", _width(given), given.q.dtype, device, make)
@@ -276,7 +285,7 @@ def planned(given: Given, call: Call) -> list[str]:
     plan = forward_plan(slots, names, call, device, recorded=bool(learned))
     lines = [f"forward: {line}" for line in plan.lines()]
     if learned:
-        saved = _there([plan.results[0], *slots, *plan.results])
+        saved = _not_none([plan.results[0], *slots, *plan.results])
         again = [replace(x, index=i) for i, x in enumerate(saved)]
         plan = backward_plan(again, names, call, device, learned)
         lines += [f"backward: {line}" for line in plan.lines()]
@@ -341,8 +350,8 @@ def _width(given: Given) -> int:
     return int(max(given.q.shape[-1], given.v.shape[-1]))
 
 
-# The operators, for torch.compile. A graph has at first the operator `lag_attention`, and after
-# autograd has been through it the two others, which take the tensors that are there, by name.
+# The operators for torch.compile. A graph first has the operator `lag_attention`. Autograd replaces
+# it by the two others, which take a list of the tensors that are not None, and their names.
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"Tensor? {x}" for x in Given._fields[3:])
 _NUMBERS = (
@@ -430,14 +439,15 @@ def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *numbers: A
         side = (b, h, n_q - call.numbers.far)
         far = [rooms.out._replace(shape=(*side, d_v)), Room(side, torch.float32)]
         far *= 1 if call.numbers.after == 0 else 2
-    return [_empty(x, given.q) for x in _there([rooms.out, rooms.out_residual, state, *far])]
+    found = _not_none([rooms.out, rooms.out_residual, state, *far])
+    return [_empty(x, given.q) for x in found]
 
 
 @torch.library.impl(_BACKWARD, ("cpu", "cuda"))
 def _backward(
     d_out: Tensor, saved: list[Tensor], names: str, learned: str, *numbers: Any
 ) -> list[Tensor]:
-    return _there(gradients(d_out, saved, names, numbers, learned))
+    return _not_none(gradients(d_out, saved, names, numbers, learned))
 
 
 @torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
@@ -463,9 +473,9 @@ lag_attention_backward_op = torch.ops.whence.lag_attention_backward.default
 
 
 def _named(given: Sequence[Tensor | None]) -> tuple[list[Tensor], str]:
-    """The tensors that are there, and their names."""
+    """The tensors that are not None, and the names of their fields."""
     names = [name for name, x in zip(Given._fields, given, strict=True) if x is not None]
-    return _there(given), " ".join(names)
+    return _not_none(given), " ".join(names)
 
 
 def _fields(names: str, tensors: Sequence[Any]) -> Given:
@@ -482,7 +492,7 @@ def _learned(tensors: Sequence[Tensor], names: str) -> str:
     return " ".join([name for name, x in pairs if x.requires_grad and name != NOWHERE])
 
 
-def _there(found: Sequence[Any]) -> list[Any]:
+def _not_none(found: Sequence[Any]) -> list[Any]:
     return [x for x in found if x is not None]
 
 

@@ -45,11 +45,11 @@ from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, powe
 # How far beyond the reach a near tile may touch: rows and keys of the largest tile. A line that is
 # loaded ahead (BandLine) extends to 207, for tiles of at most 64 rows and keys.
 MARGIN = 272
-LEAST_SCALE = 1e-4  # of a call whose band is divided by it: a bias up to 1e34 stays finite
-BASE_2 = math.log2(math.e)  # the unit of a band in base 2
-# The key kernel sums the diagonals of a shared band if no key meets more rows than this, in a short
-# sequence or in a window. Its workspace is their product, at most a megabyte for each head of each
-# sequence of this length.
+LEAST_SCALE = 1e-4  # the smallest scale that a band is divided by: a bias up to 1e34 stays finite
+BASE_2 = math.log2(math.e)  # the factor that takes a band to base 2
+# The key kernel sums the diagonals of a shared band if a block of keys meets at most this many
+# rows, in a short sequence or in a window. The sums take (rows met) * (keys) / STRIPE numbers: at
+# most a megabyte for each head of each sequence of this length.
 STRIPED = 2048
 # Registers a thread may use in kernels with a band for each row and a value table, with sums of two
 # tails of a head, in causal key kernels with tiles of few rows, and in forward kernels with slopes
@@ -104,7 +104,7 @@ def forward(plan: Plan, task: Task, tiles: Tiles, *, recorded: bool = True) -> K
     residual = mass = None
     biased = task.band_shape is not None or inputs.table is not None
     if recorded and biased and q.dtype != torch.float32:
-        # float16 also for an output in bfloat16: residuals fit its range, and it has more digits.
+        # float16 also for an output in bfloat16: residuals fit its range, and it has more bits.
         residual = plan.empty(out.shape, torch.float16, tokens=tokens)
     if inputs.table is not None:
         mass = plan.empty(mass_shape(task), torch.float32)
@@ -205,7 +205,7 @@ def backward(
 
 
 def _short_backward(plan: Plan, d_out: Any, task: Task, kept: Kept, wanted: Wanted) -> Gradients:
-    """The gradients of a short call, of which forward may have laid a band out."""
+    """The gradients of a short call. If forward laid no band out, it is laid out here."""
     band, extent, tails = kept.band, kept.extent, kept.tails
     if band is None and task.product is None:
         band, extent, tails = _laid_out(plan, task, BASE_2)
@@ -224,13 +224,13 @@ def _short_backward(plan: Plan, d_out: Any, task: Task, kept: Kept, wanted: Want
 class Sums(NamedTuple):
     """Which sums of dS, the gradient of the logits, are needed besides dQ and dK."""
 
-    rows: bool  # dS itself by lag, of every row: the query kernel stores it
-    ends: bool  # ... with the sum over each tail in its first and last place, for a product
-    tails: bool  # over each tail: the query kernel sums it
+    rows: bool  # no sum: the query kernel stores dS of every row by lag
+    ends: bool  # it stores the sum over each tail in the row's first and last place, for a product
+    tails: bool  # the query kernel sums over each tail
     shared: bool  # along the diagonals, for a band that all rows share
-    striped: bool  # ... by the key kernel, in stripes of keys
-    balanced: bool  # over each row, which is 0 but for rounding errors: the query kernel
-    balanced_first: bool  # ... in a pass of its own, so that its own gradients are corrected too
+    striped: bool  # the key kernel sums these diagonals, in stripes of keys
+    balanced: bool  # the query kernel sums each row, which is 0 but for rounding errors
+    balanced_first: bool  # it does so in a first pass, to correct its own gradients too
 
 
 def _sums_of(task: Task, wanted: Wanted) -> Sums:
@@ -267,18 +267,18 @@ def _shows_imbalance(task: Task) -> bool:
     """Whether the error of delta (query_kernel) would show in the gradient of a band.
 
     Few rows do not average it out. In a window of few keys dS is small. With a scale of 0 the
-    logits have no rounding errors, and in float32 they are as small, so that nothing hides it.
+    logits have no rounding errors, and in float32 only small ones, so that nothing else hides it.
     """
     numbers = task.numbers
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
-    exact_else = task.q.dtype == torch.float32 or numbers.scale == 0.0
-    return bool(task.q.shape[2] <= FEW_ROWS or narrow or exact_else)
+    exact_logits = task.q.dtype == torch.float32 or numbers.scale == 0.0
+    return bool(task.q.shape[2] <= FEW_ROWS or narrow or exact_logits)
 
 
 def _sees_one_key(task: Task) -> bool:
-    """Whether a row sees a single key: dS is 0 then, and what the error of delta leaves is wrong.
+    """Whether a row sees a single key. dS should be 0 then, and is the error of delta instead.
 
-    To balance the query kernel's own gradients costs little there, for a row has few tiles.
+    Correcting the query kernel's own gradients costs little there, since a row has few tiles.
     """
     return bool(task.k.shape[2] == 1 or task.numbers.before == task.numbers.after == 0)
 
@@ -300,7 +300,7 @@ def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = task.by_row or inputs.table is not None or inputs.tails is not None
     sloping_rows = task.by_row and numbers.slopes  # every row has a slope of its own
-    # The numbers of the far sides have a rounding of their own, which shows where dS is 0.
+    # far_lse_delta is rounded once more than lse_delta, which shows where dS should be 0.
     exact = sloping_rows or numbers.dropout or _sees_one_key(task)
     if of_rows and task.far is None and not exact:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
@@ -335,7 +335,7 @@ def _query_launch(
         d_tails = plan.empty((4, b, h, parts), torch.float32)
     gradients = a.QueryGradients(d_q, d_band, d_tails)
     statistics = _row_statistics(plan, task, kind.MARGIN)
-    # Forward's masses at the ends of the value table are those of the tails, if both end alike.
+    # If the value table has the reach of the product, its end masses are those of the tails.
     alike = kind.LAST == kind.VALUE_LAST and not task.numbers.dropout
     mass = kept.mass if sums.ends and task.inputs.table is not None and alike else None
     even = n_q % tiles.rows == 0 and n_k % tiles.keys == 0
@@ -386,10 +386,10 @@ def _key_launch(
     by_warp = held = False
     if sums.striped:
         by_warp = tiles.rows >= 32 and tiling.split_by_warp(tiles.keys, tiles, task.q.dtype)
-        # With wider heads, more stages, tiles that are not whole or, in Triton 3.9, tails, one
-        # program would run on a multiprocessor where two did. With fewer rows Triton's own shared
-        # memory is less than 48 KB, and the kernel would depend on our asking for more
-        # (needs_more_memory in plan.py).
+        # Held sums take shared memory. With wider heads, more stages, partial tiles or, in Triton
+        # 3.9, tails, one program would run on a multiprocessor instead of two. With fewer rows
+        # Triton's own shared memory is less than 48 KB, and the kernel would need an opt-in that
+        # only we make (needs_more_memory in plan.py).
         small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.stages <= 3
         held = by_warp and tiles.rows == 64 and even and small and not kind.TAILS
         count = ceil_div(n_k, tiles.keys) * (1 if held else tiles.keys // STRIPE.value)
@@ -432,7 +432,7 @@ def stripe_length(n_q: int, numbers: Numbers, tiles: Tiles) -> int:
 
 
 def _spare(call: Arguments) -> int:
-    """Far tiles that count as near: with two tables a loop for a single one would cost as much."""
+    """How many far tiles a side count as near. With two tables, a loop for one costs as much."""
     return int(call.kind.ENDS and call.kind.VALUES and not call.kind.FAR)
 
 
@@ -465,10 +465,10 @@ def _all_near(
     by_keys: bool = False,
     spare: int = 0,
 ) -> bool:
-    """Whether all keys that a block of n rows touches, of n_other, are near, in tiles of so many.
+    """Whether every block of rows touches near keys alone (compare key_range in device/tile.py).
 
-    Or, by keys, all rows that a block of n keys touches. Compare key_range and row_range.
-    `spare` far tiles on each side count as near.
+    There are n rows in blocks of `block`, and n_other keys in tiles of `tile`. With `by_keys` it is
+    n keys, n_other rows and row_range. Up to `spare` far tiles on each side count as near.
     """
     sizes = call.sizes
     if call.kind.EXTENT:  # only the device knows
@@ -486,16 +486,16 @@ def _all_near(
 def _lines(call: Arguments, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
     """Whether a warp loads its part of a head's band ahead (BandLine in device/band.py).
 
-    `side` is the number of rows of a tile, or of keys in the key kernel. A band with tails has few
-    near tiles, and so have few rows: there it cannot gain much. Beside a value table or segments,
-    the kernels would get into the gap that `needs_more_memory` (plan.py) is about.
+    `side` is the number of rows of a tile, or of keys in the key kernel. With tails or with few
+    rows there are few near tiles, so it cannot gain much. With a value table or segments, the
+    kernels would use as much shared memory as `needs_more_memory` (plan.py) warns of.
     """
     kind, sizes = call.kind, call.sizes
     small = max(kind.BLOCK_D, kind.BLOCK_DV, tiles.rows, tiles.keys) <= 64
-    endless = kind.BAND and not (kind.PER_ROW or kind.TAILS)
+    tailless = kind.BAND and not (kind.PER_ROW or kind.TAILS)
     alone = not (kind.VALUES or kind.SEGMENTS)
     few = sizes.n_q <= FEW_ROWS or sizes.n_k == 1 or sizes.before == sizes.after == 0
-    return endless and alone and small and not few and tiling.split_by_warp(side, tiles, dtype)
+    return tailless and alone and small and not few and tiling.split_by_warp(side, tiles, dtype)
 
 
 def _forward_registers(call: Arguments, tiles: Tiles, *, even: bool, alone: bool) -> int | None:
@@ -528,7 +528,7 @@ def _query_registers(call: Arguments, tiles: Tiles, *, even: bool) -> int | None
 
 
 def _key_registers(call: Arguments, tiles: Tiles, *, even: bool) -> int | None:
-    """The same of the key kernel: in tiles of few rows it spills, but hardly in its loops."""
+    """The limit of registers of the key kernel: in tiles of few rows, its loops hardly spill."""
     if tiles.rows > 32:
         return None
     if even and _plain_causal_product(call.kind):
@@ -631,7 +631,7 @@ def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any
     if shape is None or laid_out is None:
         return None, None, None
     extent = tails = None
-    if task.product is not None:  # its tails have no slopes: nobody writes or reads those places
+    if task.product is not None:  # its tails have no slopes: kernels do not touch their memory
         tails = plan.empty((4, b, h, n_q), torch.float32)
         return plan.empty(laid_out, torch.float32), None, tails
     if curve is not None and curve.tails:
@@ -672,7 +672,7 @@ def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any
 
 
 def _is_chained(q: Any, numbers: Numbers) -> bool:
-    """Whether a kernel is made ready while the one before ends (take_turn in device/tile.py).
+    """Whether a kernel is made ready while the one before ends (pdl_wait in device/tile.py).
 
     Not where a plain kernel takes the far keys, on two streams; nor for few queries. Such a launch
     takes the host longer, which is the limit there, and it made short calls and decoding slower.
@@ -681,7 +681,7 @@ def _is_chained(q: Any, numbers: Numbers) -> bool:
 
 
 def _starts_with_bias(q: Any, numbers: Numbers) -> bool:
-    """Whether near tiles' products start from a band of a head, in place of adding it (a.Kind).
+    """Whether a near tile's product accumulates onto a head's band (STARTED in a.Kind).
 
     Not in float32, where the rounding of one more division would show.
     """
@@ -724,9 +724,9 @@ def _farthest(task: Task) -> int:
 
 
 def _margin(task: Task) -> int:
-    """As many numbers as near tiles may touch beyond a row, and at least as many.
+    """How many numbers near tiles may touch beyond a row, rounded up to a power of two.
 
-    It is a power of two, since it is a constant of the kernels: few lengths have one of their own.
+    It is a compile-time constant; rounded up, many lengths share one and compile nothing anew.
     """
     return power_of_two(_farthest(task))
 
@@ -801,7 +801,7 @@ def _diagonal_band(
 
 
 def _striped_band(plan: Plan, task: Task, call: Arguments, stripes: Any, tile: a.Tile) -> Any:
-    """The same, from the sums that the key kernel stored."""
+    """The gradient of a shared band, [b|1, h, 1, lag], from the sums that the key kernel stored."""
     assert task.band_shape is not None
     assert tile.NEAR == tile.ROWS
     (n_batch, h, count, _), batches = stripes.shape, task.band_shape[0]
@@ -863,9 +863,9 @@ def _curve_gradient(
 def grid_of(plan: Plan, call: Arguments, blocks: int, heads: int) -> tuple[int, ...]:
     """The grid of a kernel with a program for every block of every head (program_of in tile.py).
 
-    In a causal call some blocks are long and some short. Head after head, the last programs to
-    start would be as long as any, and most of the GPU would wait for them. So heads take turns: the
-    longest block of each, then the next. CACHE_PARTS limits how many of them do.
+    In a causal call some blocks are long and some short. If one head followed another, a program
+    that starts last could be the longest, and most of the GPU would wait for it. So heads take
+    turns: the longest block of each, then the next. CACHE_PARTS limits the heads that take turns.
     """
     kind, sizes = call.kind, call.sizes
     if not kind.CAUSAL or kind.BEFORE or kind.FAR or blocks > MOST_BLOCKS:

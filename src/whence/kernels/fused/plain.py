@@ -88,7 +88,7 @@ def fastest(q: Tensor, v: Tensor) -> Plain | None:
 def _has_cudnn(index: int | None) -> bool:
     """Whether cuDNN's attention can be used. torch.compile takes the answer as a constant.
 
-    Without a GPU only `explain` asks, about one to come: the answer is that of a recent GPU.
+    On a machine without a GPU only `explain` asks, for fake tensors: then a recent GPU is assumed.
     """
     newer = not torch.cuda.is_available() or torch.cuda.get_device_capability(index) >= (9, 0)
     allowed: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]

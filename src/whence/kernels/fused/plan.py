@@ -34,13 +34,13 @@ from torch import Tensor
 from whence.checks import require
 
 ALIGNMENT = 512  # bytes between parts of the workspace, as PyTorch's allocator places tensors
-UNASKED = 48 << 10  # bytes of shared memory that a GPU gives a kernel without being asked
+DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without an opt-in
 MAX_DYNAMIC_SHARED_SIZE = 8  # of CUDA's attributes of a function
 # What assembly reserves of shared memory; Triton's own is declared without a size.
 RESERVED = re.compile(r"\.shared \.align 16 \.b8 \w+\[(\d+)\]")
-# Held while a kernel is loaded. For each signature Triton 3.6 imports a C module, all of one name.
-# Imported a second time, a module is the object that was last imported under its name, with its
-# functions replaced: of two threads, one may get the other's launcher.
+# Held while a kernel is loaded. Triton 3.6 imports a C module for each signature, all under the
+# same name, so that Python may return a module object whose functions another import has replaced:
+# of two threads that load at once, one may get the other's launcher.
 LOADING = threading.Lock()
 MOST_PLANS = 4096  # a model has a few dozen signatures; a decoder has a new one for each token
 
@@ -51,8 +51,8 @@ def _public_empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch
     return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
 
-# Compiled code allocates by `_empty_strided_cuda`: past the dispatcher, in half the time. It is
-# PyTorch's own, so the public function takes its place where it is missing.
+# torch.compile's code allocates with `_empty_strided_cuda`, which bypasses the dispatcher and takes
+# half the time. It is private to PyTorch, so a public function replaces it where it is missing.
 _COMPILED: Any = torch._C._dynamo.guards
 if not hasattr(_COMPILED, "_empty_strided_cuda"):
     _COMPILED = SimpleNamespace(_empty_strided_cuda=_public_empty)
@@ -107,7 +107,7 @@ class Room(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes that it takes beside others, which begin at multiples of ALIGNMENT."""
+        """Its bytes, rounded up to a multiple of ALIGNMENT."""
         return -(-math.prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
@@ -142,7 +142,8 @@ class Plan:
         self._parts: list[tuple[int, int, int, Room]] = []  # slots in others: place, whole, offset
         self._groups: dict[object, tuple[int, Getter]] = {}  # groups with slots: place and getter
         self._allocated: list[tuple[Any, ...]] = []  # place, and what `empty_strided` takes
-        self._steps: list[tuple[str, Step]] = []  # (stream, step)
+        # (stream, step): "main", "side", or "joined", the main stream after it waited for the side
+        self._steps: list[tuple[str, Step]] = []
         # By the place of a step: the kernel that it starts, the grid and what picks the arguments.
         self._compiled: dict[int, tuple[Compiled, tuple[int, ...], Getter]] = {}
         self._sided = False  # whether a step is on the second stream
@@ -211,11 +212,10 @@ class Plan:
     ) -> None:
         """Start a kernel with its groups of arguments, in order, and its constants, by name.
 
-        `registers` limits the registers of a thread. `fusion` lets the compiler make one rounding
-        of a product and a sum; its default in Triton is about to change. A `chained` kernel may be
-        made ready before the one before it is done (take_turn in device/tile.py). With `side` a
-        kernel runs on a second stream beside the launches that follow, and the plan waits for it at
-        its end.
+        `registers` limits the registers of a thread. `fusion` lets the compiler fuse a product and
+        a sum into one FMA; Triton's default for it is about to change. A `chained` kernel may start
+        before the previous one has ended (pdl_wait in device/tile.py). With `side` a kernel runs
+        on a second stream beside the launches that follow, and the plan waits for it at its end.
         """
         whole, stream = (*grid, 1, 1)[:3], "side" if side else "main"
         self._sided = self._sided or side
@@ -258,7 +258,7 @@ class Plan:
     def _compile(self) -> None:
         """Compile all kernels side by side, and load one at a time (LOADING).
 
-        Much of compiling is the work of another process (ptxas) and of C++ beside Python.
+        Threads help, since most of the work is done by ptxas, a process, and by C++ code.
         """
         import triton  # a Linux package; there is no compiled kernel without it
 
@@ -267,7 +267,7 @@ class Plan:
                 return [compiled() for compiled, _, _ in self._compiled.values()]
 
         with torch.cuda.device(self.device), ThreadPoolExecutor() as pool:
-            # In a context of its own: a mode that meets an error is never left in Triton 3.6.
+            # In its own context, because Triton 3.6 does not leave the mode after an error.
             found = copy_context().run(compile_all, pool)
             new = [each.result() for each in found if isinstance(each, triton.FutureKernel)]
             with LOADING:
@@ -306,7 +306,7 @@ class Plan:
         return tuple([tensors[place] for place in self._result_places])
 
     def _interpreted(self, given: Tensors) -> tuple[Tensor | None, ...]:
-        """The same in Triton's interpreter, whose kernels take tensors."""
+        """Run the plan in Triton's interpreter, whose kernels take tensors."""
         values = self._constants.copy()
         values[: self._n_given] = given
         for place, shape, strides, dtype, zeros in self._allocated:
@@ -375,7 +375,7 @@ class Plan:
     def _place(self, argument: Any) -> int:
         """The place of an argument of a kernel: a slot, a constant, or a group of arguments.
 
-        A group that several kernels take is made once in a run, and one without slots never.
+        A group with slots is built once in each run; one without slots is a constant of the plan.
         """
         if isinstance(argument, Slot):
             return argument.index
@@ -383,7 +383,7 @@ class Plan:
             return self._constant(argument)
         if argument not in self._groups:
             get = _tuple_of([self._place(part) for part in argument])
-            if not self._on_gpu:  # a compiled kernel takes any tuple, the interpreter its names
+            if not self._on_gpu:  # a compiled kernel takes a tuple; the interpreter needs names
                 get = _named(type(argument), get)
             self._groups[argument] = (self._constant(None), get)
         return self._groups[argument][0]
@@ -435,8 +435,8 @@ class Plans:
 PLANS = Plans()  # those of this process
 
 
-def lies(x: Tensor | None) -> Hashable:
-    """Shape, strides, dtype and alignment of a tensor: its part of a call's signature."""
+def layout_of(x: Tensor | None) -> Hashable:
+    """Shape, strides, dtype, device and alignment of a tensor: its part of a call's signature."""
     if x is None:
         return None
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
@@ -463,7 +463,7 @@ def size_of(rooms: Iterable[Room | None]) -> int:
 
 
 def offsets(rooms: Iterable[Room]) -> list[int]:
-    """Where each of them begins in that tensor."""
+    """The byte at which each part begins in a tensor that `Plan.together` makes."""
     return [0, *itertools.accumulate(room.size for room in rooms)][:-1]
 
 
@@ -505,7 +505,7 @@ def _has_slot(group: object) -> bool:
 
 
 def _not_compiled(values: list[Any], tensors: list[Any], handle: int) -> None:
-    raise AssertionError("a plan is run after its end, `returns`.")
+    raise AssertionError("a plan must be ended by `returns` before it is run.")
 
 
 def _launcher_of(compiled: Any) -> Any:
@@ -516,11 +516,11 @@ def _launcher_of(compiled: Any) -> Any:
 
 
 def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
-    """The step that starts a kernel, which Triton has compiled, with the arguments that are picked.
+    """The step that starts a compiled kernel with the arguments that `pick` selects.
 
-    compiled[grid] calls Triton's hooks, with a dictionary made for them, also where there are none.
-    Here that is left out until somebody adds a hook, and so is the Python around Triton's C
-    function: what it is given besides the arguments is the same at each start.
+    Triton's own compiled[grid] makes a dictionary for launch hooks, even if there are none, and
+    collects again what its C function takes besides the arguments. The step calls that function
+    directly, unless a hook was added.
     """
     import triton  # a Linux package; there is no compiled kernel without it
 
@@ -530,12 +530,12 @@ def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
         function = ctypes.c_void_p(compiled.function)
         size = compiled.metadata.shared
         error = driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, size)
-        require(error == 0, f"the GPU gives a kernel no {size} bytes: CUDA's error {error}.")
+        require(error == 0, f"the GPU refused {size} bytes of shared memory: CUDA error {error}.")
     runtime, (x, y, z) = triton.knobs.runtime, grid
     if compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
         return lambda values, tensors, handle: public(*pick(values), stream=handle)
     launch, rest = compiled.run.launch, _given_to_c(compiled, grid)
-    as_one = rest[-1] == ()  # newer versions of Triton hand the arguments over as one, the last
+    as_one = rest[-1] == ()  # newer versions of Triton pass the kernel's arguments as one tuple
     rest = rest[:-1] if as_one else rest
 
     def step(values: list[Any], tensors: list[Any], handle: int) -> None:
@@ -550,17 +550,17 @@ def _started(compiled: Any, grid: tuple[int, ...], pick: Getter) -> Step:
 
 
 def needs_more_memory(shared: int, ptx: str) -> bool:
-    """Whether the GPU must be asked for a kernel's shared memory, and Triton does not ask.
+    """Whether a kernel needs an opt-in to more shared memory that Triton does not make.
 
-    Triton asks where its own memory, `shared` bytes, is more than a GPU gives unasked. It does not
-    know of what our assembly reserves besides (`reserve` in device/tile.py).
+    Triton opts in where its own memory, `shared` bytes, exceeds the default. It does not count what
+    our inline assembly reserves besides (`reserve` in device/tile.py).
     """
     reserved = sum(int(size) for size in RESERVED.findall(ptx))
-    return shared <= UNASKED < shared + reserved
+    return shared <= DEFAULT_SHARED < shared + reserved
 
 
 def _given_to_c(compiled: Any, grid: tuple[int, ...]) -> tuple[Any, ...]:
-    """What Triton's launcher gives to its C function after grid and stream, without arguments."""
+    """What Triton's launcher passes to its C function between the stream and the arguments."""
     found: list[tuple[Any, ...]] = []
     launcher = copy.copy(compiled.run)
     launcher.launch = lambda *given: found.append(given)

@@ -216,7 +216,7 @@ def _batches(batches: int, lags: int) -> int:
 def forward_cut(q: Any, n_k: int, call: ShortCall) -> Cut:
     """How forward is divided: two programs of 64 rows keep more of the GPU busy than one of 128.
 
-    The random numbers of dropout take registers: then a program has 32 rows of more than 64 keys.
+    The random numbers of dropout take registers, so with more than 64 keys a program has 32 rows.
     """
     keys = _padded(n_k, 16)
     rows = min(32 if call.numbers.dropout and keys > 64 else 64, _padded(q.shape[2], 16))
@@ -247,9 +247,9 @@ def backward_cut(q: Any, k: Any, v: Any, call: ShortCall) -> Cut:
 
 
 def _table_cut(q: Any, rows: int, keys: int, warps: int) -> Cut:
-    """Of few keys a program takes many sequences, so that it loads the tables once.
+    """With few keys a program takes many sequences, so that it loads the tables only once.
 
-    A loop over sequences of more keys would not have enough registers.
+    With more keys, a loop over sequences would not have enough registers.
     """
     if max(rows, keys) > 32:
         return Cut(rows, warps)
@@ -270,7 +270,7 @@ def _warps(cells: int) -> int:
 
 
 def _run(cut: Cut, b: int, call: ShortCall) -> int:
-    """How many sequences a program takes: all share a band and tails."""
+    """How many sequences a program takes. They must share the band and the tails."""
     batches = max((x.shape[axis] for x, axis in _batched(call)), default=1)
     return cut.run if batches == 1 else math.gcd(cut.run, b // batches)
 

@@ -75,7 +75,7 @@ def far_attention(q: Tensor, k: Tensor, v: Tensor, numbers: Numbers) -> Far:
     tokens = by_token(q)
     with Beside(q.device) as beside:
         if numbers.after != 0:
-            right, right_lse = plain.forward(*_turned(q, k, v, start), numbers.scale)
+            right, right_lse = plain.forward(*_reversed(q, k, v, start), numbers.scale)
             right, right_lse = packed(right, tokens), _flat(right_lse)
     left, left_lse = plain.forward(q[:, :, start:], k[:, :, :m], v[:, :, :m], numbers.scale)
     left, left_lse = packed(left, tokens), _flat(left_lse)
@@ -102,11 +102,11 @@ def far_gradients(
     right = None
     with Beside(q.device) as beside:
         if numbers.after != 0:
-            d_turned, turned = (empty_rows(out[:, :, :m].shape, out, tokens) for _ in range(2))
+            d_room, room = (empty_rows(out[:, :, :m].shape, out, tokens) for _ in range(2))
             found = plain.backward(
-                copied(d_out, 0, d_turned, reverse=True),
-                *_turned(q, k, v, start),
-                copied(out, 0, turned, reverse=True, minus=last),
+                copied(d_out, 0, d_room, reverse=True),
+                *_reversed(q, k, v, start),
+                copied(out, 0, room, reverse=True, minus=last),
                 _far_lse(lse, inputs.tails, 2, slice(m)).flip(2),
                 numbers.scale,
             )
@@ -133,7 +133,8 @@ def _plain(q: Tensor, v: Tensor) -> Plain:
     return plain
 
 
-def _turned(q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+def _reversed(q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that the right side attends with, in reverse order: q[:-start], k and v[start:]."""
     m, tokens = q.shape[2] - start, by_token(q)
     q_room, k_room, v_room = (empty_rows(x[:, :, :m].shape, x, tokens) for x in (q, k, v))
     keys, values = copied(k, start, k_room, reverse=True), copied(v, start, v_room, reverse=True)
@@ -172,7 +173,10 @@ def empty_rows(shape: tuple[int, ...], like: Tensor, tokens: bool) -> Tensor:
 def copied(
     x: Tensor, start: int, out: Tensor, *, reverse: bool = False, minus: Tensor | None = None
 ) -> Tensor:
-    """Fills `out` [b, h, length, d] with the rows of x from `start` on, minus a vector [h|1, d]."""
+    """Fills `out` [b, h, length, d] with rows start..start + length of x, minus a vector [h|1, d].
+
+    With `reverse` the rows are in reverse order.
+    """
     b, h, length, d = out.shape
     rows_kernel[triton.cdiv(length, 64), b * h](
         x,

@@ -82,11 +82,11 @@ def table_gradient(
 
 
 def mass_parts(q: Any, k: Any, table: Any, numbers: Numbers) -> int:
-    """In how many parts of q's dtype a value table's gradient takes the masses.
+    """How many numbers of q's dtype represent a mass in the product for a value table's gradient.
 
-    Two hold 16 digits in bfloat16, more than the rounding of q.k leaves to a mass. Without q.k the
-    masses have float32's 24 digits, and so has the mass of 1 where all that a row sees has the same
-    place in the table: that takes three.
+    Two have 16 bits in bfloat16, more than are exact in a mass that depends on q.k. Three hold the
+    24 bits of float32, to which masses are exact without q.k, and where the lags that a row sees
+    share one entry of the table, whose mass is then 1.
     """
     reach, farthest = table.shape[1] // 2, numbers.q_start + q.shape[2] - 1
     one_place = reach == 0 or k.shape[2] - 1 - numbers.q_start <= -reach or -farthest >= reach

@@ -224,10 +224,10 @@ class TileKind(NamedTuple):
     near_alone: bool  # a plain kernel takes the far keys
     causal: bool
     sloped: bool
-    own_band: bool = False  # every row has a band of its own
+    own_band: bool = False  # every row has a band or tails of its own (Task.by_row)
     tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
     striped: bool = False  # the key kernel also sums the diagonals of a shared band
-    limited: bool = False  # a key kernel with few rows does not spill in fewer registers
+    limited: bool = False  # a key kernel with few rows is faster with a limit of registers
 
 
 def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
@@ -261,7 +261,7 @@ def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
 def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and rows a near step.
 
-    Where the diagonals of a shared band are summed, near and far tiles have as many rows.
+    Where diagonals of a shared band are summed, near and far tiles have the same number of rows.
     """
     unequal = kind.own_band and not kind.near_alone
     most = SHORT
@@ -270,10 +270,10 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     few_rows = kind.n <= most and not kind.near_alone
     if (kind.by_row and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
-    near_alone = kind.near_alone and not (kind.striped and kind.d <= 64)
-    if near_alone and kind.d <= 64 and not kind.by_row:
+    shrink = kind.near_alone and not (kind.striped and kind.d <= 64)
+    if shrink and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)
-    small = near_alone or (kind.by_row and not _long_product(kind)) or kind.d > 64
+    small = shrink or (kind.by_row and not _long_product(kind)) or kind.d > 64
     near = min(tiles.rows, NEAR) if small else tiles.rows
     return tiles._replace(rows=near) if kind.striped else tiles, near
 
@@ -370,5 +370,5 @@ def ceil_div(n: int, size: int) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """The least one that is not smaller."""
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

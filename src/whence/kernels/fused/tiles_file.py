@@ -43,8 +43,8 @@ def read_all(path: Path) -> dict[str, Rows]:
     way_out = f"Delete {path}, or write it anew with `whence tune`."
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested beyond all measure
-        raise ValueError(f"{path} is no table of tile sizes, nor JSON at all. {way_out}") from None
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
+        raise ValueError(f"{path} is no table of tile sizes: it is not JSON. {way_out}") from None
     try:
         given = _table(data, "it")
         require(given.get("format") == FORMAT, f"its format is not {FORMAT}")
@@ -73,21 +73,24 @@ def _rows(found: Any, where: str) -> Rows:
 
 def _size(text: str, where: str) -> int:
     size = int(text) if text.isdecimal() and len(text) <= 3 else 0
-    require(1 <= size <= 256, f"{where} has the head size {text!r}")
+    require(1 <= size <= 256, f"{where} has the head size {text!r}, which must be 1 to 256")
     return size
 
 
 def _row(found: Any, where: str) -> Row:
-    """The row, where the kernels could be compiled with it."""
+    """The row, checked: ValueError if the kernels could not be compiled with it."""
     row = _table(found, where)
     for part in PARTS:
         tile = row.get(part)
         whole = isinstance(tile, list) and len(tile) == 4 and all(type(x) is int for x in tile)
-        require(whole, f"{where} has {part} = {tile!r} and not four whole numbers")
+        require(whole, f"{where} has {part} = {tile!r}, which must be four whole numbers")
         assert isinstance(tile, list)
         rows, keys, warps, stages = tile
-        require(warps in WARPS and stages in STAGES, f"{where} has {part} = {tile}")
-        require(rows in SIDES and keys in SIDES, f"{where} has {part} = {tile}")
+        given = f"{where} has {part} = {tile}"
+        require(rows in SIDES and keys in SIDES, f"{given}, but rows and keys must be in {SIDES}")
+        require(warps in WARPS, f"{given}, but warps must be in {WARPS}")
+        require(stages in STAGES, f"{given}, but stages must be 1 to {STAGES[-1]}")
     block = row.get("block")
-    require(type(block) is int and block in SIDES, f"{where} has block = {block!r}")
+    fits = type(block) is int and block in SIDES
+    require(fits, f"{where} has block = {block!r}, but it must be in {SIDES}")
     return row

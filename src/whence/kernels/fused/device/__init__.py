@@ -19,8 +19,8 @@ serves in place of exp.
 can touch, and with -inf outside the window: a near tile then needs no comparison. In half precision
 it is divided by the scale, if that is not tiny, and the tensor cores' product of a near tile starts
 from it (STARTED). In float32 and in short kernels it is in base 2 and is added. The band of each
-query row, in base 2, holds the lags that the row sees, and a near tile compares for the tails
-(row_numbers and load_between_ends in tile.py).
+query row, in base 2, holds the lags that the row sees, at the *places* 0 to LAST: lag = place -
+reach. A near tile compares lags to find the tails (row_numbers and load_between_ends in tile.py).
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It
@@ -45,15 +45,15 @@ band without tails one tile ahead (BandLine in band.py; `_lines` in launch.py sa
 looks the band up cell by cell on every GPU: there more programs run beside each other, and one of
 them waits while others compute.
 
-The gradient of a head's tails is the sum over far tiles in query_kernel, one number for a block of
-rows, and what near tiles hold of a tail. Where the key kernel sums diagonals and the tails are
-constants of a curve (T5), those cells are diagonals beyond the reach, and no near tile of
-query_kernel compares lags. For that both kernels must agree on which tiles are near: KIND.GRAIN.
+The gradient of a head's tails is a sum over far tiles and over those cells of near tiles that lie
+in a tail; query_kernel stores one number for a block of rows. Where the key kernel sums diagonals
+and the tails are constants of a curve (T5), it sums these cells too, as diagonals beyond the reach,
+and query_kernel compares no lags. Both kernels must then agree on which tiles are near: KIND.GRAIN.
 
 d_product.py then takes the gradient of a product's band to its factors, and a value table's masses
 to the table's gradient; band.py takes a band's gradient to the parameters of its curve.
 
-On a Hopper GPU most kernels of one pass are chained from 512 queries on (take_turn in tile.py): one
+On a Hopper GPU most kernels of one pass are chained from 512 queries on (pdl_wait in tile.py): one
 is made ready while the one before it ends.
 
 **Few queries** (decode.py): the keys are shared out to many programs, and a second kernel merges

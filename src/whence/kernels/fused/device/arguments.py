@@ -42,8 +42,8 @@ class Visible(NamedTuple):
     """Which keys a query may attend to, besides the window."""
 
     keys: Any  # uint8 [b, k]: 0 for padding
-    q_segment: Any  # int32 [b, q]: a query attends to the keys of its own segment
-    k_segment: Any  # int32 [b, k]
+    q_segment: Any  # integers [b, q]: a query attends to the keys of its own segment
+    k_segment: Any  # integers [b, k]
     keys_b: Any  # strides
     q_segment_b: Any
     k_segment_b: Any
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 class Product(NamedTuple):
     """The factors of a band that is scale * query @ factor^T."""
 
-    query: Rows  # no rows if it is q, and forward has it in one tile
+    query: Rows  # its address is None if it is q and forward holds all columns in one tile
     factor: Table
     scale: Any
 
@@ -187,9 +187,7 @@ class Kind(NamedTuple):
     BLOCK_DV: int
     GROUPS: int  # query heads of one key head
     BAND: bool
-    RAW_BAND: (
-        bool  # the band is not laid out, and rows of a tile come from several heads (decoding)
-    )
+    RAW_BAND: bool  # the band is not laid out, and a tile has rows of several heads (decoding)
     EXTENT: bool
     TAILS: bool
     SLOPES: bool  # some tail is not constant
@@ -201,7 +199,7 @@ class Kind(NamedTuple):
     KEYS: bool  # some keys are padding
     SEGMENTS: bool
     DROPOUT: bool
-    NEGATIVE: bool  # the scale is
+    NEGATIVE: bool  # the scale is negative
     FAR: bool  # a plain kernel attends to the far keys
     TOKENS: bool  # out, gradients and a plain kernel's results are [b, n, h, d] in memory
     PRECISION: str  # tl.dot's input_precision for q, k, v and their gradients
@@ -210,13 +208,13 @@ class Kind(NamedTuple):
     VALUE_LAST: int  # the last place of a row of masses, likewise
     MARGIN: int  # numbers around a matrix [row, lag] that near tiles read (row_numbers in tile.py)
     LAGS: int  # lags in one step of a product with a table
-    # In backward, near and far are told apart in squares of this side, the same for every kernel,
-    # and near cells of a tail are summed with the band's diagonals. 0: each kernel has its tiles.
+    # If it is not 0, all kernels of backward decide what is near for the same squares of this side,
+    # and near cells of a tail are summed with the band's diagonals. If 0, each uses its own tiles.
     GRAIN: int = 0
-    # A head's laid-out band is in units of q.k, not in base 2, and the product of a near tile
-    # starts from it, which saves an addition in every cell.
+    # A head's laid-out band is in units of q.k, not in base 2, and the accumulator of a near tile's
+    # product starts from it, which saves an addition in every cell.
     STARTED: bool = False
-    CHAINED: bool = False  # a kernel is made ready while the one before ends (take_turn in tile.py)
+    CHAINED: bool = False  # a kernel is made ready while the one before ends (pdl_wait in tile.py)
 
 
 class Tile(NamedTuple):
@@ -227,10 +225,10 @@ class Tile(NamedTuple):
     NEAR: int  # keys a step in near tiles, or rows a step in the key kernel
     STAGES: int  # of the software pipeline
     EVEN: bool  # no tile extends beyond the last row or key that it loads
-    ALONE: bool = False  # all that a block touches is near
+    ALL_NEAR: bool = False  # all that a block touches is near
     LINES: bool = False  # a warp loads what it needs of a head's band ahead (BandLine in band.py)
     TURNS: bool = False  # heads take turns (program_of in tile.py)
-    HELD: int = 0  # room for sums of diagonals in each warp's shared memory (StripeRooms)
+    HELD: int = 0  # sums of diagonals that fit in each warp's shared memory (StripeRooms)
 
 
 def rows_of(x: Any) -> Rows:
@@ -284,5 +282,5 @@ def last_place(reach: int, numbers: Any) -> int:
 
 
 def precision_of(q: Any) -> str:
-    """float32 is multiplied in full precision: TF32 on tensor cores would lose three digits."""
+    """float32 is multiplied in full precision: TF32 keeps 11 of its 24 significant bits."""
     return "ieee" if q.dtype == torch.float32 else "tf32"

@@ -42,6 +42,7 @@ from whence.kernels.fused.device.tile import (
     near_bias,
     near_reach_of,
     packed_row,
+    pdl_wait,
     program_of,
     reach_of,
     read_by_now,
@@ -54,7 +55,6 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     store_where,
     table_product,
-    take_turn,
     thread_number,
     visible_cells,
     where_negative,
@@ -64,8 +64,8 @@ from whence.kernels.fused.device.tile import (
 )
 
 # Keys of a stripe: each of four warps holds this many keys of a tile [64 keys, rows]. In tensor
-# cores' layout of a tile, a thread has of a stripe's keys two that are HALF apart, and of the rows
-# every HALF-th.
+# cores' layout of a tile, a thread has two keys of a stripe, which are HALF apart, and of every
+# HALF rows two that are adjacent.
 STRIPE = tl.constexpr(16)
 HALF = tl.constexpr(8)
 WARPS = tl.constexpr(4)  # of a program whose warps sum the diagonals of a stripe each
@@ -173,7 +173,7 @@ def tile_gradient(
 
 
 class RowSums(NamedTuple):
-    """Sums over the keys of every row; those after d_q are [m, 4] until `whole_sums` ends them."""
+    """Sums over the keys of every row. Those after d_q are [m, 4] before `whole_sums`, then [m]."""
 
     d_q: Any  # [m, d]
     d_left: Any  # dS in the left tail
@@ -188,7 +188,7 @@ class RowSums(NamedTuple):
 
 
 class FarRows(NamedTuple):
-    """Of the far keys of both sides, for every row: out . d_out, and log-sum-exp in base 2."""
+    """out . d_out and the log-sum-exp in base 2 of every row, over the far keys of each side."""
 
     d_left: Any
     lse_left: Any
@@ -232,13 +232,13 @@ def query_kernel(
     which forward multiplied rounded weights with the values, so that it differs slightly from the
     sum over the exact weights, and dS sums to a small number instead. A sum over many rows, a tail
     that holds most of a row, or the distances of a slope would magnify it; and in the gradient of a
-    wide Gaussian, of which most of a row's weights see the same height, dS cancels but for it.
-    BALANCED adds it to delta for the kernels that follow. What keys elsewhere add to the sum is
-    known from their output (with_far). TWICE finds it in a first pass over the keys, so that the
-    gradients of this kernel are corrected too; it is used for few rows, and for rows of one key,
-    where that costs little.
+    wide Gaussian, which is nearly constant over a row, dS cancels and only this error is left.
+    BALANCED corrects the gradients of the tails for it, and adds it to delta for the kernels that
+    follow. What a plain kernel's keys add to the sum follows from their output (with_far). TWICE
+    finds it in a first pass over the keys, so that the other gradients of this kernel are corrected
+    too; it is used for few rows, and for rows of one key, where that costs little.
     """
-    take_turn(KIND.CHAINED)
+    pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
@@ -319,7 +319,7 @@ def query_kernel(
         sums = empty_sums(ROWS, KIND)
         queries = Queries(q_tile, d_tile, lse[:, None], norm, delta[:, None])
         for REGION in tl.static_range(3):
-            if REGION == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and REGION == 2)):
+            if REGION == 1 or not (KIND.FAR or TILE.ALL_NEAR or (KIND.CAUSAL and REGION == 2)):
                 sums = summed_keys(
                     sums,
                     queries,
@@ -359,37 +359,60 @@ def query_kernel(
     cells = gradients.d_q + packed * KIND.D + d[None, :]
     tl.store(cells, d_q.to(gradients.d_q.dtype.element_ty), mask=on_q)
     if TAIL_SUMS:
-        left_mass, right_mass = sums.left_mass, sums.right_mass
-        if output.mass is not None:
-            end = output.mass + place * (KIND.VALUE_LAST + 1)
-            left_mass = tl.load(end, mask=there, other=0.0)
-            right_mass = tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
-        d_left = sums.d_left - sums.imbalance * left_mass
-        d_right = sums.d_right - sums.imbalance * right_mass
-        d_left_slope = sums.d_left_slope
-        d_right_slope = sums.d_right_slope
-        if KIND.SLOPES:
-            d_left_slope -= sums.imbalance * sums.left_distance
-            d_right_slope -= sums.imbalance * sums.right_distance
-        if ENDS:
-            end = d_band + r * (D_LAST + 1)
-            tl.store(end, d_left, mask=there)
-            if not KIND.CAUSAL:
-                tl.store(end + D_LAST, d_right, mask=there)
-        elif KIND.PER_ROW:
-            kind = program.heads * sizes.n_q
-            d_tails = gradients.d_tails + place
-            tl.store(d_tails, d_left, mask=there)
-            tl.store(d_tails + kind, d_left_slope, mask=there)
-            tl.store(d_tails + 2 * kind, d_right, mask=there)
-            tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
-        else:
-            kind = program.heads * program.blocks
-            d_tails = gradients.d_tails + bh * program.blocks + block
-            tl.store(d_tails, tl.sum(d_left, 0))
-            tl.store(d_tails + kind, tl.sum(d_left_slope, 0))
-            tl.store(d_tails + 2 * kind, tl.sum(d_right, 0))
-            tl.store(d_tails + 3 * kind, tl.sum(d_right_slope, 0))
+        store_tail_gradients(
+            *(of_rows, sums, output.mass, bh, block, place, r, there, program, sizes),
+            *(KIND, D_LAST, ENDS),
+        )
+
+
+@triton.jit
+def store_tail_gradients(
+    gradients,
+    sums,
+    mass,  # of forward's value table, whose ends are the tails; or None
+    bh,
+    block,
+    place,
+    r,
+    there,
+    program,
+    sizes,
+    KIND: tl.constexpr,
+    D_LAST: tl.constexpr,
+    ENDS: tl.constexpr,
+):
+    """Stores the gradients of the tails, corrected for the imbalance of dS, of a block of rows."""
+    left_mass, right_mass = sums.left_mass, sums.right_mass
+    if mass is not None:
+        end = mass + place * (KIND.VALUE_LAST + 1)
+        left_mass = tl.load(end, mask=there, other=0.0)
+        right_mass = tl.load(end + KIND.VALUE_LAST, mask=there, other=0.0)
+    d_left = sums.d_left - sums.imbalance * left_mass
+    d_right = sums.d_right - sums.imbalance * right_mass
+    d_left_slope = sums.d_left_slope
+    d_right_slope = sums.d_right_slope
+    if KIND.SLOPES:
+        d_left_slope -= sums.imbalance * sums.left_distance
+        d_right_slope -= sums.imbalance * sums.right_distance
+    if ENDS:
+        end = gradients.d_band + r * (D_LAST + 1)
+        tl.store(end, d_left, mask=there)
+        if not KIND.CAUSAL:
+            tl.store(end + D_LAST, d_right, mask=there)
+    elif KIND.PER_ROW:
+        kind = program.heads * sizes.n_q
+        d_tails = gradients.d_tails + place
+        tl.store(d_tails, d_left, mask=there)
+        tl.store(d_tails + kind, d_left_slope, mask=there)
+        tl.store(d_tails + 2 * kind, d_right, mask=there)
+        tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
+    else:
+        kind = program.heads * program.blocks
+        d_tails = gradients.d_tails + bh * program.blocks + block
+        tl.store(d_tails, tl.sum(d_left, 0))
+        tl.store(d_tails + kind, tl.sum(d_left_slope, 0))
+        tl.store(d_tails + 2 * kind, tl.sum(d_right, 0))
+        tl.store(d_tails + 3 * kind, tl.sum(d_right_slope, 0))
 
 
 @triton.jit
@@ -406,7 +429,7 @@ def delta_of(output, d_out, cells, there):
 def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
     """The sums before any key.
 
-    The mass of the left tail is what the other keys leave of 1: in a causal call they are fewer.
+    The mass of the left tail is 1 minus that of all other keys, which are few in a causal call.
     """
     WIDTH: tl.constexpr = KIND.BLOCK_D
     nothing = tl.zeros([ROWS, 4], dtype=tl.float32)
@@ -423,8 +446,8 @@ def empty_sums(ROWS: tl.constexpr, KIND: tl.constexpr):
 def part_sums(x):
     """The sums over the keys of a tile [m, n] in four parts, [m, 4].
 
-    In tensor cores' layout of a tile, four threads share a row: each has two of every eight keys,
-    so it adds up its own cells, and asks the others only after the last tile.
+    In tensor cores' layout of a tile, four threads share a row: each has two of every eight keys.
+    So each adds up its own cells, and whole_sums adds the four parts after the last tile.
     """
     cells = tl.reshape(x, [x.shape[0], x.shape[1] // 8, 4, 2])
     return tl.sum(tl.sum(cells, 3), 1)
@@ -562,9 +585,10 @@ def summed_keys(
         if LINES:
             tile_bias = line_bias(line, place, False)
             line = next_line(line, BLOCK)
-        elif NEAR_BAND:  # read ahead of the products: weights are then computed beside the second
+        elif NEAR_BAND:  # loaded before the products, so weights overlap with the second product
             there = first_row + r < sizes.n_q
-            tile_bias = read_by_now(near_bias(head, place, there, sizes, KIND, TILE.EVEN, False))
+            tile_bias = near_bias(head, place, there, sizes, KIND, TILE.EVEN, OWN_BAND=False)
+            tile_bias = read_by_now(tile_bias)
         _, weights, d_logits = tile_gradient(
             queries,
             k_tile,
@@ -577,8 +601,8 @@ def summed_keys(
             KIND,
             REGION,
             TILE.EVEN,
-            False,
-            False,
+            BY_KEYS=False,
+            PREPARED=False,
         )
         d_q = tl.dot(d_logits.to(k_tile.dtype), k_tile, d_q, input_precision=KIND.PRECISION)
         lag = lags_of(place, sizes)
@@ -675,7 +699,7 @@ def mass_gradients(d_mass, table, d_out, rows, sizes, KIND: tl.constexpr):
         cells = (d_mass + lag[None, :]) + rows.r[:, None] * (LAST + 1)
         store_where(cells, part, inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
+    # A load delivers numbers to the threads that need them; sums would have to be exchanged.
     return end_gradients(d_mass, rows.r, there, KIND)
 
 
@@ -730,7 +754,7 @@ def key_kernel(
     BY_WARP: tl.constexpr,  # each of four warps holds one stripe of a tile, on a Hopper GPU
 ):
     """One block of keys of one key head, all query heads of its group."""
-    take_turn(KIND.CHAINED)
+    pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     rooms = stripe_rooms(TILE.ROWS, TILE.HELD, BY_WARP)
     BLOCK: tl.constexpr = TILE.KEYS
@@ -764,7 +788,7 @@ def key_kernel(
         queries = QueryHead(head_rows(q, b, h), head_rows(d_out, b, h), head, tails, b, h, groups)
         for STEP in tl.static_range(3):
             # First the rows before these keys, for which the keys lie far to the right.
-            if STEP == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and STEP == 0)):
+            if STEP == 1 or not (KIND.FAR or TILE.ALL_NEAR or (KIND.CAUSAL and STEP == 0)):
                 d_k, d_value = summed_rows(
                     KeySums(d_k, d_value),
                     keys,
@@ -906,7 +930,7 @@ def summed_rows(
         if LINES:
             tile_bias = line_bias(line, place, True)
             line = next_line(line, -BLOCK)
-        elif NEAR_BAND:  # likewise
+        elif NEAR_BAND:  # loaded before the products, as in summed_keys
             tile_bias = near_bias(of_rows, place, there[None, :], sizes, KIND, TILE.EVEN, False)
             tile_bias = read_by_now(tile_bias)
         dropped, _, d_logits = tile_gradient(
@@ -921,8 +945,8 @@ def summed_rows(
             KIND,
             REGION,
             TILE.EVEN,
-            True,
-            PREPARED,
+            BY_KEYS=True,
+            PREPARED=PREPARED,
         )
         d_v = tl.dot(dropped.to(d_tile.dtype), d_tile, d_v, input_precision=KIND.PRECISION)
         d_k = tl.dot(d_logits.to(q_tile.dtype), q_tile, d_k, input_precision=KIND.PRECISION)
@@ -1024,7 +1048,7 @@ def stripe_width(tile):
 
 @triton.jit
 def stripe_place(diagonal, TILE: tl.constexpr):
-    """Where a stripe has the sum of a diagonal r - c, r a row after `stripe_base`, c its key."""
+    """The index in a stripe of the sum of diagonal r - c: row stripe_base + r, key c of it."""
     place = diagonal + (TILE.ROWS + HALF)
     if TILE.HELD > 0:
         place = diagonal + stripe_width(TILE)
@@ -1035,8 +1059,8 @@ def stripe_place(diagonal, TILE: tl.constexpr):
 def stripe_pitch(rows):
     """Numbers from one key's row to the next in a warp's shared memory.
 
-    A row holds HALF numbers of the tile before, and those of this tile's rows. That is 8 more than
-    a multiple of 32, so that a warp's stores of two numbers meet no bank twice.
+    A row holds HALF numbers of the previous tile, and those of this tile's rows. That is 8 more
+    than a multiple of 32, so that a warp's stores of two numbers have no bank conflicts.
     """
     return rows + HALF.value
 
@@ -1077,9 +1101,9 @@ def stripe_rooms(ROWS: tl.constexpr, HELD: tl.constexpr, BY_WARP: tl.constexpr):
 def collect_held(held):
     """Instructions that add up sum $2 of the four stripes, and store it at $4 if it is below $3.
 
-    $1 is the address of place $2 in the first warp's room. A diagonal of the tile that is at this
-    place in the last warp's stripe is STRIPE places earlier in each warp before it, whose keys are
-    so many fewer; a stripe in which it would lie before the first place does not touch it.
+    $1 is the address of sum $2 in the first warp's room. The diagonal with index $2 in the last
+    warp's stripe has an index that is smaller by STRIPE for each warp before it, whose keys are
+    STRIPE earlier. A stripe in which that index would be negative does not touch the diagonal.
     """
     lines = [
         ".reg .pred p, q; .reg .f32 sum, x;",
@@ -1114,9 +1138,9 @@ def store_held(target, held, count, HELD: tl.constexpr):
 def collect_stripe(rows, held):
     """Instructions by which a warp adds up the diagonals of its stripe and stores the sums.
 
-    $1 is the address at which the warp's room begins, and $2 that of its sums, which are `held` in
-    shared memory or not. Each is moved on by a number for every lane. Lane l adds up the diagonals
-    l, l + 32, ... of the rows.
+    $1 is the address at which the warp's room begins, and $2 that of its sums, in shared memory if
+    they are `held`, else in global memory. Both include the lane as an offset. Lane l adds up the
+    diagonals l, l + 32, ... of the rows.
     """
     pitch, counts = stripe_pitch(rows), range(rows // 32)
     lines = [".reg .f32 x;", *(f".reg .f32 sum{i};" for i in counts), "bar.warp.sync 0xffffffff;"]
@@ -1147,10 +1171,10 @@ def store_stripes(
 ):
     """Stores the diagonals of a tile [keys, rows] of dS, summed within each stripe, at `lane_sums`.
 
-    Each warp has a stripe, and a room of its own in shared memory, [key, HALF + rows]: no other
-    warp has to be waited for. As in stripe_sums, pairs of keys are added first, and so HALF keys
-    are left. In each one's row the last HALF numbers of the tile before come first. Then a diagonal
-    is a line through the room, one number to the right a key.
+    Each warp has a stripe and its own room in shared memory, [key, HALF + rows], so that it waits
+    for no other warp. As in stripe_sums, pairs of keys are added first, which leaves HALF keys. The
+    row of each key begins with the last HALF numbers of the previous tile. A diagonal is then a
+    line through the room that moves by one number from each key to the next.
     """
     KEYS: tl.constexpr = d_logits.shape[0]
     ROWS: tl.constexpr = d_logits.shape[1]
@@ -1224,9 +1248,10 @@ def stripe_sums(d_logits, last_rows):
 
 @triton.jit
 def delayed(x, first):
-    """x moved by one place along its last axis, begun with `first`; and the last, which falls out.
+    """x shifted by one along its last axis, with `first` shifted in; and the element shifted out.
 
-    By halves: what moves to an even place was at an odd one, so that no thread needs another's.
+    It recurses on the odd elements: they move to the even places, and the even elements to the odd
+    places. So a thread that holds the whole last axis exchanges nothing with others.
     """
     moved = first
     last = x

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, reserve, sizes_of, take_turn, thread_number
+from whence.kernels.fused.device.tile import LOG2E, pdl_wait, reserve, sizes_of, thread_number
 from whence.lag.deferred import ROUNDED_UP, widths_to_zero
 from whence.units import GAIN
 
@@ -44,7 +44,7 @@ def head_layout_kernel(
     laid_out,  # float32 [b, h, 2 * edge + 1]
     bias,  # the band as the caller gave it; for a curve, this kernel writes extent and tails
     parameters,
-    unit,  # that a laid-out band is multiplied with
+    unit,  # the factor of a laid-out band
     numbers,
     n_q,
     n_k,
@@ -60,7 +60,7 @@ def head_layout_kernel(
     COUNT: tl.constexpr,
 ):
     """One block of lags (program 0) of one head of one sequence (program 1)."""
-    take_turn(KIND.CHAINED)
+    pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // sizes.n_heads
@@ -145,10 +145,10 @@ class BandLine(NamedTuple):
     """What one warp needs of a head's laid-out band for a near tile: three numbers a lane.
 
     A warp holds 16 rows of a tile [rows, keys], or 16 keys of a tile [keys, rows], so its cells
-    have at most 16 + 64 lags. A load of the band is answered after all loads before it, and among
-    these are the loads of whole tiles, which take hundreds of cycles. So in backward, where few
-    programs run beside each other, a warp loads the line of its next tile a round ahead. Then it
-    hands the numbers around in shared memory of its own, and waits for no other warp.
+    have at most 16 + 64 lags. Loads return in order, and before a load of the band there are loads
+    of whole tiles, which take hundreds of cycles. So in backward, where few programs run beside
+    each other, a warp loads the line of its next tile one tile ahead. Its lanes then exchange the
+    numbers in the warp's own shared memory, so that it waits for no other warp.
     """
 
     room: Any  # address of the shared memory of all warps
@@ -208,8 +208,8 @@ def next_line(line, step):
 def load_line():
     """Instructions that load three numbers, 32 places apart.
 
-    The compiler moves no load past the last one, so that the loads are started here and not where
-    their results are needed.
+    The compiler does not move the loads past the warp barrier that ends them, so they are started
+    here and not where their results are needed.
     """
     loads = "ld.global.f32 $0, [$3]; ld.global.f32 $1, [$3+128]; ld.global.f32 $2, [$3+256];"
     return f"{loads} bar.warp.sync 0xffffffff;"
@@ -217,9 +217,10 @@ def load_line():
 
 @triton.constexpr_function
 def share_line():
-    """Instructions that store a lane's numbers at $1. $0 is $2: what is read by it is read after.
+    """Instructions that store a lane's numbers at $1, and then copy the address $2 to $0.
 
-    The warp waits for itself twice: it has read the line before, and it has stored this one.
+    A load from $0 therefore comes after the stores. The warp is synchronised twice: after it has
+    read the previous line, and after it has stored this one.
     """
     stores = "st.shared.f32 [$1], $3; st.shared.f32 [$1+128], $4; st.shared.f32 [$1+256], $5;"
     together = "bar.warp.sync 0xffffffff;"
@@ -277,7 +278,7 @@ def exact_exp(x):
     inside = tl.abs(x) < 80.0
     y = tl.where(inside, x, 0.0)
     power = tl.floor(y * LOG2E + 0.5)
-    rest = y - power * 0.693359375  # log(2) in two parts, of which this one has ten digits
+    rest = y - power * 0.693359375  # log(2) in two parts, of which this one has ten bits
     rest = rest + power * 2.12194440e-4
     series = rest * (1.0 / 5040.0) + 1.0 / 720.0
     series = series * rest + 1.0 / 120.0
@@ -347,7 +348,7 @@ def gaussians_gradient_kernel(
     CHAINED: tl.constexpr,
 ):
     """One Gaussian (program 1) of one head (program 0), over the lags within the head's extent."""
-    take_turn(CHAINED)
+    pdl_wait(CHAINED)
     h = tl.program_id(0)
     place = h * parameters.count + tl.program_id(1)
     a = tl.load(parameters.first + place) * SCALE
@@ -421,7 +422,7 @@ def buckets_gradient_kernel(
     CHAINED: tl.constexpr,
 ):
     """One bucket (program 1) of one head (program 0): the sum over its lags and its tails."""
-    take_turn(CHAINED)
+    pdl_wait(CHAINED)
     h = tl.program_id(0)
     bucket = tl.program_id(1)
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -470,7 +471,7 @@ def line_gradient_kernel(
     CHAINED: tl.constexpr,
 ):
     """The slope of one head (program 0)."""
-    take_turn(CHAINED)
+    pdl_wait(CHAINED)
     h = tl.program_id(0)
     total = tail_sums(d_tails, 1, h, parameters.count, batches, blocks, BLOCK)
     total += tail_sums(d_tails, 3, h, parameters.count, batches, blocks, BLOCK)

@@ -38,9 +38,9 @@ from whence.kernels.fused.device.tile import (
     load_tails,
     near_bias,
     near_reach_of,
+    pdl_wait,
     read_by_now,
     sizes_of,
-    take_turn,
 )
 
 
@@ -164,8 +164,8 @@ def band_kernel(
                 KIND,
                 1,
                 TILE.EVEN,
-                False,
-                False,
+                BY_KEYS=False,
+                PREPARED=False,
             )
             total += d_logits
         # Cell (r, c) has lag lag_0 + c - r. With row r rotated by r places, column t holds every
@@ -220,7 +220,7 @@ def collect_kernel(
 
 @triton.jit
 def near_rows(stripe, sizes, KIND: tl.constexpr, WIDTH: tl.constexpr):
-    """The rows whose squares are near those of a stripe's keys, as `row_range` has them."""
+    """The near rows of a stripe's keys, in squares of KIND.GRAIN, as `row_range` finds them."""
     SIDE: tl.constexpr = KIND.GRAIN
     first = stripe * WIDTH // SIDE * SIDE - sizes.q_start
     low = tl.maximum(first - sizes.reach, 0) // SIDE * SIDE
@@ -252,7 +252,7 @@ def stripe_kernel(
 
     Lags beyond the near tiles' reach, as those beyond an extent, get 0.
     """
-    take_turn(KIND.CHAINED)
+    pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     bh = tl.program_id(1).to(tl.int64)
     h = bh % sizes.n_heads
@@ -283,8 +283,8 @@ def stripe_kernel(
     for first_stripe in range(start, stop, STRIPES):
         stripe = first_stripe + tl.arange(0, STRIPES)
         diagonal = (stripe * WIDTH - ahead)[:, None] + t[None, :]
-        # Of these lags it stored the diagonals that have a row in its near tiles: within the near
-        # reach, all that have a row.
+        # Of these lags the key kernel stored the diagonals that have a row in its near tiles: all
+        # that have a row, unless near tiles are chosen by GRAIN.
         low, high = sizes.n_q * 0, sizes.n_q
         if KIND.GRAIN > 0:
             low, high = near_rows(stripe, sizes, KIND, WIDTH)

@@ -12,8 +12,8 @@ import triton.language as tl
 from whence.kernels.fused.device.tile import (
     head_rows,
     in_two,
+    pdl_wait,
     product_in_parts,
-    take_turn,
     third_part,
 )
 
@@ -56,8 +56,8 @@ class ProductKind(NamedTuple):
     PARTLY: bool  # some cells of the band's gradient were not written
     EVEN: bool  # all rows of all steps exist
     PRECISION: str
-    PARTS: int  # of the dtype, 2 or 3, in which the table's gradient takes a float32
-    CHAINED: bool  # see take_turn in tile.py
+    PARTS: int  # numbers of the dtype, 2 or 3, that represent a float32 in the table's gradient
+    CHAINED: bool  # see pdl_wait in tile.py
 
 
 @triton.jit(do_not_specialize=["n_q", "start", "n_k", "first", "final", "right", "blocks", "steps"])
@@ -82,7 +82,7 @@ def product_gradient_kernel(
 
     The programs with the first block of lags also compute d_query, a sum over all lags.
     """
-    take_turn(KIND.CHAINED)
+    pdl_wait(KIND.CHAINED)
     seen = Seen(start, n_k, first, final, right)
     D: tl.constexpr = KIND.D
     PIECE: tl.constexpr = KIND.PIECE
@@ -174,7 +174,7 @@ def table_sum_kernel(
     CHAINED: tl.constexpr,
 ):
     """Some columns (program 1) of one lag (program 0) of one head (program 2), in a fixed order."""
-    take_turn(CHAINED)
+    pdl_wait(CHAINED)
     lag = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     h = tl.program_id(2)

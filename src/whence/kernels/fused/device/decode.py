@@ -46,7 +46,7 @@ def share_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
-    CURVE_AT: tl.constexpr,  # the functions of a curve that the band is, or None
+    CURVE_AT: tl.constexpr,  # the functions of the curve that makes the band, or None
     CURVE_EXTENT: tl.constexpr,
     COUNT: tl.constexpr,
 ):

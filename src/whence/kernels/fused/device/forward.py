@@ -32,6 +32,7 @@ from whence.kernels.fused.device.tile import (
     near_bias,
     near_reach_of,
     packed_row,
+    pdl_wait,
     product_in_parts,
     program_of,
     region_of,
@@ -44,7 +45,6 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     store_where,
     table_product,
-    take_turn,
     visible_cells,
     wide,
 )
@@ -92,7 +92,7 @@ def forward_kernel(
     PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
 ):
     """One block of query rows of one head."""
-    take_turn(KIND.CHAINED)
+    pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
     program = program_of(TILE)
@@ -131,7 +131,7 @@ def forward_kernel(
     if KIND.FAR:
         state = far_softmax(far_state(far, b, h, index, tails, sizes, KIND))
     for REGION in tl.static_range(3):
-        if REGION == 1 or not (KIND.FAR or TILE.ALONE or (KIND.CAUSAL and REGION == 2)):
+        if REGION == 1 or not (KIND.FAR or TILE.ALL_NEAR or (KIND.CAUSAL and REGION == 2)):
             state = attended(
                 state, queries, k_head, v_head, head, mass, rows, keys, sizes, KIND, TILE, REGION
             )
@@ -167,7 +167,7 @@ def forward_kernel(
 
 @triton.constexpr_function
 def left_is_rest(kind):
-    """Whether the mass at the left end is found as what is left of 1 by the lags that follow it.
+    """Whether the mass at the left end is computed as 1 minus the masses of all other lags.
 
     Not in float32, where the rounding of that difference would show.
     """
@@ -223,10 +223,10 @@ def attended(
     first = rows.first_row + sizes.q_start
     scale = sizes.scale * LOG2E
     STARTED: tl.constexpr = KIND.STARTED and REGION == 1
-    # Where nothing is added to the products, they are scaled as the maximum is subtracted, which
-    # saves an operation in each cell. The largest product is the largest logit then, too. A value
+    # Where nothing is added to the products, scaling them and subtracting the maximum is one FMA,
+    # which saves an operation in each cell. The maximum is then found among the products. A value
     # table needs the logits of near tiles.
-    ADDED: tl.constexpr = not STARTED or KIND.VALUES if REGION == 1 else KIND.SLOPES
+    ADDED: tl.constexpr = (not STARTED or KIND.VALUES) if REGION == 1 else KIND.SLOPES
     PLAIN: tl.constexpr = not (ADDED or MASKED or KIND.NEGATIVE)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         col = (block + c)[None, :]
@@ -234,9 +234,9 @@ def attended(
         place = Place(rows.first_row, r[:, None], block, c[None, :])
         bias = 0.0
         if NEAR_BAND:
-            bias = near_bias(head, place, there, sizes, KIND, TILE.EVEN, True)
+            bias = near_bias(head, place, there, sizes, KIND, TILE.EVEN, OWN_BAND=True)
         logits = logits_of(q, k_tile, bias, STARTED, KIND)
-        factor = scale  # that the logits lack
+        factor = scale  # by which the logits are still to be multiplied
         if not PLAIN:
             logits *= scale
             factor = 1.0
@@ -261,8 +261,8 @@ def attended(
         total = total * shrink + weight
         top = higher
         if KIND.DROPOUT:
-            # The factor 1 / (1 - dropout) comes after the last key: here the highest weight of a
-            # row is 1, which half precision holds exactly, and that factor it does not.
+            # The factor 1 / (1 - dropout) is applied after the last key. Here the highest weight of
+            # a row is 1, which half precision represents exactly, unlike that factor.
             kept = dropout_keeps(head.seed, row, col, sizes.dropout)
             weights = tl.where(kept, weights, 0.0)
             if KIND.VALUES and REGION != 1:
@@ -355,8 +355,8 @@ def product_band(
     """Stores scale * query @ factor^T of a block of rows, laid out, and returns its tails.
 
     The tails are the constants at the ends of the table, stored as the caller would give them, in
-    base e. They are computed by themselves and are not in the band: there are as many lags between
-    them as a product takes in its steps.
+    base e. They are computed separately and are not in the band: without them, a table whose reach
+    is a power of two needs no further step of the product for a single lag.
     """
     LAGS: tl.constexpr = KIND.LAGS
     OF_Q: tl.constexpr = product.query.ptr is None  # the query is q
@@ -404,7 +404,7 @@ def product_band(
         cells = (band + lag[None, :]) + r[:, None] * (LAST + 1)
         store_where(cells, total * (product.scale * LOG2E), inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
-    # Numbers that are loaded can be had in any thread; sums would have to be moved to others.
+    # A load delivers numbers to the threads that need them; sums would have to be exchanged.
     return load_tails(bias, b, h, first_row + r, there, KIND)
 
 
@@ -427,7 +427,7 @@ def with_table(
 
     At `mass` there are the logits that near tiles stored; the masses replace them. The mass of a
     lag is the probability at that lag, and at the table's two ends also that of all lags beyond. If
-    `left_is_rest`, left_mass is what all lags have together.
+    `left_is_rest`, left_mass is given as the mass of all lags, from which the others are taken.
     """
     LAGS: tl.constexpr = KIND.LAGS
     LAST: tl.constexpr = KIND.VALUE_LAST

@@ -73,12 +73,12 @@ class Short(NamedTuple):
     """The compile-time constants of these kernels besides KIND and TILE."""
 
     ROW_BLOCKS: int  # of a sequence
-    RUN: int  # sequences of one program, the last of which may have fewer; more than one only if
+    RUN: int  # sequences of one program (the last program may have fewer); more than one only if
     # GROUPS is 1, and with DIAGONALS only if ROW_BLOCKS is 1
     DIAGONALS: bool  # the sums of diagonals are wanted
     TRIANGLE: bool  # row i attends to no key beyond i
     FACTOR: bool = False  # the gradient of a product is wanted; GROUPS is 1 if there is a table
-    PARTS: int = 2  # of the call's dtype that make up a float32 of a value table's gradient
+    PARTS: int = 2  # numbers of the call's dtype that represent a float32 mass (mass_parts)
 
 
 @triton.jit
@@ -140,10 +140,10 @@ def load_table(
 
 @triton.jit
 def load_tables(operands, h, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """The product's table and the table of values, in two parts; 0 for one that a call has not.
+    """The product's table and the value table, in two parts; 0 for one that a call does not have.
 
-    What is added to the logits needs both parts. What is added to the values needs only the first,
-    but for the gradient of a shared band.
+    The product's table needs both parts. The value table needs only the first, except for the
+    gradient of a shared band.
     """
     factor = 0
     values = 0
@@ -179,7 +179,7 @@ def table_gradient(numbers, rows, sums, KIND: tl.constexpr, PARTS: tl.constexpr)
 
 @triton.jit
 def spread_over_keys(numbers, r, c, reach, sizes, LAST: tl.constexpr):
-    """Numbers of rows and lags [m, lag], for each cell that of its row and its clipped lag."""
+    """For each cell the number of its row and its clipped lag, from numbers [m, lag]."""
     place = c - r + (reach - sizes.q_start)
     return tl.gather(numbers, tl.minimum(tl.maximum(place, 0), LAST), 1)
 
@@ -214,7 +214,7 @@ def summed_by_lag(
     sizes,
     LAST: tl.constexpr,
     KIND: tl.constexpr,
-    PARTS: tl.constexpr,  # in DTYPE, in which the cells that are summed are taken
+    PARTS: tl.constexpr,  # numbers of DTYPE that represent a float32 cell in the sums
 ):
     """The sum of the cells of each row that have the same clipped lag, [m, lag].
 
@@ -489,16 +489,16 @@ def block_gradients(
     if KIND.DROPOUT:
         kept = dropout_keeps(tl.load(operands.seed) + bh, r, c, sizes.dropout)
     weights = weights * reciprocal(total)
-    met = weights
+    dropped = weights
     if KIND.DROPOUT:
-        met = after_dropout(weights, kept, sizes.dropout)
-    d_v = transposed_product(met.to(d_rows.dtype), d_rows, d_v, KIND)
+        dropped = after_dropout(weights, kept, sizes.dropout)
+    d_v = transposed_product(dropped.to(d_rows.dtype), d_rows, d_v, KIND)
     if SINGLE:
         store_keys(gradients.d_v, d_v, b, h, KIND.D_V, sizes, KIND, TILE)
     d_weights = tl.dot(d_rows, tl.trans(v_tile), input_precision=KIND.PRECISION)
     if KIND.VALUES:
         masses = summed_by_lag(
-            *(met, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND),
+            *(dropped, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND),
             SHORT.PARTS,
         )
         d_table = table_gradient(masses, d_rows, d_table, KIND, SHORT.PARTS)

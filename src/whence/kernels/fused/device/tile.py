@@ -74,12 +74,13 @@ class Range(NamedTuple):
 
 
 @triton.jit
-def take_turn(CHAINED: tl.constexpr):
-    """Waits for the kernel before, of which nothing may be read or overwritten until then.
+def pdl_wait(CHAINED: tl.constexpr):
+    """With CHAINED, waits until the previous kernel has ended, then lets the next kernel start.
 
-    With CHAINED, programs of the next kernel may start from here on, where multiprocessors have no
-    more to do for this one, and wait there in their turn (CUDA's programmatic dependent launch, on
-    Hopper GPUs). So the time between two kernels, in which all of the GPU is idle, is shorter.
+    Until then, nothing that the previous kernel writes may be read, and nothing that it reads may
+    be overwritten. Programs of the next kernel take multiprocessors that become idle and wait in
+    this same function, so that the GPU is idle for less time between two kernels (CUDA's
+    programmatic dependent launch, on Hopper GPUs).
     """
     if CHAINED:
         tl.extra.cuda.gdc_wait()
@@ -245,7 +246,7 @@ class Program(NamedTuple):
 def program_of(TILE: tl.constexpr):
     """This program's part of the work, in a grid made by `grid_of` (launch.py).
 
-    Programs start in the order of their numbers, of which the first changes fastest.
+    Programs start in the order of their ids, with program_id(0) changing fastest.
     """
     if TILE.TURNS:
         in_turn = tl.num_programs(0)
@@ -289,7 +290,7 @@ def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
         first = block * TILE.ROWS // SIDE * SIDE + sizes.q_start
         last = first + (SIDE - 1)
     near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
-    if TILE.ALONE:
+    if TILE.ALL_NEAR:
         near_start, near_stop = low, high
     return Range(low, near_start, near_stop, high)
 
@@ -310,7 +311,7 @@ def row_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
         first = block * TILE.KEYS // SIDE * SIDE - sizes.q_start
         last = first + (SIDE - 1)
     near_start, near_stop = near_range(first, last, near_reach, low, high, SIDE)
-    if TILE.ALONE:
+    if TILE.ALL_NEAR:
         near_start, near_stop = low, high
     return Range(low, near_start, near_stop, high)
 
@@ -331,7 +332,7 @@ def region_of(keys, REGION: tl.constexpr):
 
 @triton.constexpr_function
 def masked_left(kind, region):
-    """Whether the left end of the window is compared for, cell by cell; region 1 is near.
+    """Whether each cell is compared with the left end of the window; region 1 is near.
 
     A band laid out for a head has both ends built in: it is -inf outside the window. One of a row
     has the right end built in if the call is causal.
@@ -342,7 +343,7 @@ def masked_left(kind, region):
 
 @triton.constexpr_function
 def masked_right(kind, region):
-    """The same of the right end."""
+    """Whether each cell is compared with the right end of the window (see masked_left)."""
     built_in = kind.BAND and (kind.CAUSAL or not kind.PER_ROW) and not kind.RAW_BAND
     return kind.AFTER and region > 0 and not (built_in and region == 1)
 
@@ -451,7 +452,7 @@ def right_end(last, causal):
 
 @triton.jit
 def between_ends(lag, LAST: tl.constexpr, CAUSAL: tl.constexpr):
-    """Whether a lag is one of a row's between the ends, which hold all lags beyond them too."""
+    """Whether a lag lies between a row's two ends, each of which stands for all lags beyond it."""
     return (lag > left_end(LAST, CAUSAL)) & (lag < right_end(LAST, CAUSAL))
 
 
@@ -498,7 +499,7 @@ def load_between_ends(
     LAST: tl.constexpr,
     CAUSAL: tl.constexpr,
     EVEN: tl.constexpr,
-    OWN: tl.constexpr,  # this program wrote them, or the kernel before, if they are chained
+    OWN: tl.constexpr,  # they may be written while this kernel runs, by it or by one chained to it
 ):
     """Numbers that belong to a row and a lag between its ends, for the cells of a near tile.
 
@@ -669,10 +670,10 @@ def load_in_place(ptr, left, right, place, count, OWN: tl.constexpr):
 
 @triton.jit
 def read_by_now(cells):
-    """The same cells. What they are read from is read before the next product is started.
+    """The same cells, which are now certain to be loaded before the next product is started.
 
-    A product is never moved past this instruction, which does nothing; read_in_place alone would be
-    moved to where its result is first used.
+    It is a move that does nothing, and past which the compiler moves no product. The load of
+    read_in_place alone would be moved to where its result is first used.
     """
     if not INTERPRETED:
         cells = tl.inline_asm_elementwise(
@@ -728,10 +729,10 @@ def where_negative(x, y):
 
 @triton.jit
 def wide(place):
-    """A place that is not negative, as the first row or key of a tile, in 64 bits.
+    """An index that is not negative, such as the first row or key of a tile, in 64 bits.
 
-    Extended without a sign, a loop variable stays in 32 bits. With a sign, the compiler would count
-    it in 64, and multiply every row of the tile in 64 bits.
+    It is zero-extended, so that a loop variable stays in 32 bits. With sign extension the compiler
+    would count in 64 bits, and multiply every row of the tile in 64 bits.
     """
     return (tl.zeros([], tl.uint32) + place).to(tl.int64)
 
@@ -770,11 +771,11 @@ def load_rows(
 
 
 @triton.jit
-def leading_digits(x):
-    """x in float32, cut to the leading digits, which tensor cores read (TF32).
+def leading_bits(x):
+    """x in float32, cut to the leading bits, which tensor cores read (TF32).
 
     A product of x with a factor in half precision, which tensor cores read without loss, is exact
-    to float32 as the sum of two products: with the leading digits of x, and with the remainder.
+    to float32 as the sum of two products: with the leading bits of x, and with the remainder.
     """
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
@@ -783,7 +784,7 @@ def leading_digits(x):
 def table_product(x, table, acc, KIND: tl.constexpr):
     """acc + x @ table^T; x has the dtype of the call, the table float32.
 
-    The table keeps float32's digits, or sixteen beside queries in bfloat16, which have eight.
+    The table keeps float32's 24 bits, or 16 with queries in bfloat16, which themselves have 8.
     """
     if x.dtype == tl.bfloat16 and not INTERPRETED:
         leading, lower = in_two(table, tl.bfloat16)
@@ -792,23 +793,23 @@ def table_product(x, table, acc, KIND: tl.constexpr):
     else:
         x = x.to(tl.float32)
         if KIND.PRECISION != "ieee":
-            lower_digits = table - leading_digits(table)
-            acc = tl.dot(x, tl.trans(lower_digits), acc, input_precision=KIND.PRECISION)
-            table -= lower_digits
+            lower_bits = table - leading_bits(table)
+            acc = tl.dot(x, tl.trans(lower_bits), acc, input_precision=KIND.PRECISION)
+            table -= lower_bits
         acc = tl.dot(x, tl.trans(table), acc, input_precision=KIND.PRECISION)
     return acc
 
 
 @triton.jit
 def in_two(x, dtype: tl.constexpr):
-    """A float32 tile as the sum of two in a dtype: its leading digits, and the next ones."""
+    """A float32 tile as the sum of two in a dtype: its leading bits, and the next ones."""
     leading = rounded_to(x, dtype)
     return leading, rounded_to(x - leading.to(tl.float32), dtype)
 
 
 @triton.jit
 def third_part(x, leading, lower):
-    """What two parts leave of a float32 tile: in bfloat16, the last 8 of its 24 digits."""
+    """What two parts leave of a float32 tile: in bfloat16, the last 8 of its 24 bits."""
     return rounded_to(x - leading.to(tl.float32) - lower.to(tl.float32), leading.dtype)
 
 
@@ -816,7 +817,7 @@ def third_part(x, leading, lower):
 def product_in_parts(x, leading, lower, acc, KIND: tl.constexpr):
     """acc + x @ y of float32 tiles, of which y is given in two parts of the call's dtype.
 
-    A product in TF32, which cuts digits off, would add an error that has always the same sign.
+    A product in TF32, which truncates, would add an error that always has the same sign.
     """
     x_leading, x_lower = in_two(x, leading.dtype)
     if KIND.PRECISION != "ieee":
@@ -857,9 +858,9 @@ def dropout_keeps(seed, row, col, dropout):
 def after_dropout(cells, kept, dropout):
     """The cells that dropout keeps, divided by 1 - dropout, and 0 in place of the others.
 
-    The choice comes after the product, so that the compiler cannot make one operation of this
-    product and of dP - delta, which follows it. Such an operation does not round dP, but delta is a
-    sum of rounded ones: where both are equal, the rounding error would remain.
+    The selection comes after the product, so that the compiler cannot fuse this product and the
+    dP - delta that follows into one FMA. An FMA would not round dP, but delta is a sum of rounded
+    dP: where both are equal, their difference would be the rounding error and not 0.
     """
     return tl.where(kept, cells * (1.0 / (1.0 - dropout)), 0.0)
 
