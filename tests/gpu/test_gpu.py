@@ -385,6 +385,25 @@ def test_so_they_are_for_the_last_queries_of_a_cache(case: str, n: int) -> None:
     assert errors_beyond(outcomes, sizes.dtype) == {}
 
 
+@pytest.mark.parametrize("n", [2304, 2350])  # in whole tiles, and not
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("tisa", window=(300, 200)),
+        Case("tisa", window=1, groups=2),
+        Case("tisa", window=(500, None), causal=True, groups=4),
+        Case("t5", window=(200, 90)),
+        Case("tisa", window=900),  # too wide: by block-diagonals
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("nan_in_empty_memory")
+def test_so_they_are_in_a_window_of_a_long_sequence(case: Case, n: int) -> None:
+    sizes = Sizes(n, batch=1)
+    outcomes = five_calls(case, sizes, between=fill_free_gpu_memory_with_nan)
+    assert errors_beyond(outcomes, sizes.dtype) == {}
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", ["tisa:reach=100", "t5", "shaw:clip=16"])
 @pytest.mark.usefixtures("nan_in_empty_memory")

@@ -245,6 +245,23 @@ def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(small.rows, small.keys) >= tiles.SMALLEST
 
 
+def test_a_curve_is_evaluated_as_far_as_a_window_shows_it() -> None:
+    from whence.kernels.call import as_call
+    from whence.kernels.fused.backend import inputs_of
+
+    q, pos = torch.randn(1, 3, 40, 16), torch.arange(40)
+    bias = build("tisa", n_heads=3, d_head=16).score_term(q, pos, pos)
+    for window, causal, reach in (
+        (None, True, 39),
+        ((5, 2), False, 5),
+        ((5, None), False, 39),
+        ((5, None), True, 5),
+        (100, False, 39),
+    ):
+        call = as_call(q, q, q, bias=bias, window=window, causal=causal)
+        assert inputs_of(call)[1].reach == reach
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # NumPy's, in the interpreter
 def test_the_tisa_kernel_gives_the_curve_its_extent_and_its_gradients() -> None:
     from whence.kernels.fused import launch

@@ -242,7 +242,7 @@ class Task(NamedTuple):
         return 0 if self.inputs.table is None else self.inputs.table.shape[1] // 2
 
     @property
-    def by_row(self) -> bool:
+    def per_row(self) -> bool:
         """Whether every query row has a band, or tails, of its own."""
         shape, tails = self.band_shape, self.inputs.tails
         if shape is None or self.product is not None:
@@ -545,10 +545,14 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         given = given._replace(query=query, factor=_contiguous(lag.table))
         return given, Call(numbers, product_scale=float(lag.scale))
     if isinstance(lag, CurveBias) and lag.curve.name in CURVES and lag.shape[1] == q.shape[1]:
+        reach = lag.reach
+        if min(numbers.before, numbers.after) >= 0 and not CURVES[lag.curve.name].tails:
+            seen = max(numbers.before, numbers.after)  # no query sees more of the curve
+            reach = torch.sym_min(reach, seen)  # type: ignore[no-untyped-call]
         parameters: list[Any] = [_contiguous(x) for x in lag.parameters]
         parameters += [None] * (3 - len(parameters))
         given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
-        return given, Call(numbers, curve=lag.curve.name, reach=lag.reach)
+        return given, Call(numbers, curve=lag.curve.name, reach=reach)
     band, extent, tails = _lag_parts(lag, q.shape[1], q.device)
     return given._replace(band=band, extent=extent, tails=tails), Call(numbers)
 

@@ -51,6 +51,10 @@ BASE_2 = math.log2(math.e)  # the factor that takes a band to base 2
 # rows, in a short sequence or in a window. The sums take (rows met) * (keys) / STRIPE numbers: at
 # most a megabyte for each head of each sequence of this length.
 STRIPED = 2048
+# The same in a window of a longer sequence, where the workspace grows with the tokens: this bounds
+# it by 280 bytes a token and head. Its offsets have 32 bits, hence the limit of keys.
+STRIPED_WINDOW = 1024
+MOST_STRIPED_KEYS = 1 << 24
 # Registers a thread may use in kernels with a band for each row and a value table, with sums of two
 # tails of a head, in causal key kernels with tiles of few rows, and in forward kernels with slopes
 # to both sides: with this limit three programs run on one multiprocessor instead of two.
@@ -234,15 +238,13 @@ class Sums(NamedTuple):
 
 
 def _sums_of(task: Task, wanted: Wanted) -> Sums:
-    numbers, shape = task.numbers, task.band_shape
-    n_q, n_k = task.q.shape[2], task.k.shape[2]
+    """The sums of dS that the wanted gradients need."""
+    shape = task.band_shape
+    n_q = task.q.shape[2]
     band = shape is not None and wanted.band
     rows = shape is not None and wanted.band and (shape[2] > 1 or n_q == 1)
     ends = rows and task.product is not None
     tails = task.inputs.tails is not None and wanted.tails and not ends
-    met = max(n_q, n_k)  # rows that a block of keys meets, at the most
-    if numbers.before >= 0 and numbers.after >= 0:
-        met = min(met, numbers.before + numbers.after + MARGIN)
     # In one pass, balancing takes an addition in every cell. Beside a plain kernel for the far keys
     # our tiles are few, so it costs next to nothing where a band learns.
     single_key = _sees_one_key(task)
@@ -257,10 +259,20 @@ def _sums_of(task: Task, wanted: Wanted) -> Sums:
         ends=ends,
         tails=tails,
         shared=band and not rows,
-        striped=band and not rows and met <= STRIPED,
+        striped=band and not rows and _is_striped(task),
         balanced=balanced,
         balanced_first=balanced and (n_q <= FEW_ROWS or single_key),
     )
+
+
+def _is_striped(task: Task) -> bool:
+    """Whether the key kernel sums the diagonals of a shared band."""
+    numbers, n_q, n_k = task.numbers, task.q.shape[2], task.k.shape[2]
+    if max(n_q, n_k) <= STRIPED:
+        return True
+    if numbers.before < 0 or numbers.after < 0 or n_k > MOST_STRIPED_KEYS:
+        return False
+    return bool(numbers.before + numbers.after + MARGIN <= STRIPED_WINDOW)
 
 
 def _shows_imbalance(task: Task) -> bool:
@@ -298,8 +310,8 @@ def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
     if inputs.table is not None:
         d_mass = plan.empty(_with_margin(mass_shape(task), margin), torch.float32)
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
-    of_rows = task.by_row or inputs.table is not None or inputs.tails is not None
-    sloping_rows = task.by_row and numbers.slopes  # every row has a slope of its own
+    of_rows = task.per_row or inputs.table is not None or inputs.tails is not None
+    sloping_rows = task.per_row and numbers.slopes  # every row has a slope of its own
     # far_lse_delta is rounded once more than lse_delta, which shows where dS should be 0.
     exact = sloping_rows or numbers.dropout or _sees_one_key(task)
     if of_rows and task.far is None and not exact:
@@ -394,6 +406,7 @@ def _key_launch(
         held = by_warp and tiles.rows == 64 and even and small and not kind.TAILS
         count = ceil_div(n_k, tiles.keys) * (1 if held else tiles.keys // STRIPE.value)
         length = stripe_length(n_q, task.numbers, tiles)
+        assert not held or length - 2 * tiles.rows <= STRIPED  # or a warp's shared memory overflows
         stripes = plan.empty((b, h, count, length), torch.float32)
     gradients = a.KeyGradients(d_k, d_v, stripes)
     grid = grid_of(plan, call, ceil_div(n_k, tiles.keys), b * h_kv)
@@ -698,7 +711,7 @@ def laid_out_shape(task: Task) -> tuple[int, ...] | None:
     shape, tails = task.band_shape, task.inputs.tails
     if shape is None:
         return None
-    if task.by_row:
+    if task.per_row:
         lags = a.last_place(task.reach, task.numbers) + 1
         return _with_margin((*task.q.shape[:3], lags), _margin(task))
     batches, heads = shape[:2]
@@ -805,6 +818,7 @@ def _striped_band(plan: Plan, task: Task, call: Arguments, stripes: Any, tile: a
     assert task.band_shape is not None
     assert tile.NEAR == tile.ROWS
     (n_batch, h, count, _), batches = stripes.shape, task.band_shape[0]
+    at_once = 1 if n_batch == batches else 8  # sequences that share the band, in one step
     beyond = 2 * max(call.kind.GRAIN - 1, 0)
     width = 2 * (call.sizes.reach + beyond) + 1
     d_band = plan.empty((batches, h, 1, width), torch.float32)
@@ -818,8 +832,8 @@ def _striped_band(plan: Plan, task: Task, call: Arguments, stripes: Any, tile: a
         KIND=call.kind,
         TILE=tile,
         LAGS=STRIPE_LAGS,
-        STRIPES=32,
-        BATCHES=8,
+        STRIPES=256 // at_once,
+        BATCHES=at_once,
     )
     return d_band
 
@@ -883,9 +897,10 @@ def _arguments(
     *,
     raw_band: bool = False,
 ) -> Arguments:
+    """The arguments of a call's kernels."""
     q, k, v, inputs, numbers = task[:5]
     (_, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
-    tails, table, by_row = inputs.tails, inputs.table, task.by_row
+    tails, table, by_row = inputs.tails, inputs.table, task.per_row
     causal, biased = numbers.after == 0, task.band_shape is not None
     last, value_last = (a.last_place(x, numbers) for x in (task.reach, task.value_reach))
     product_last = 0 if task.product is None else last

@@ -224,7 +224,7 @@ class TileKind(NamedTuple):
     near_alone: bool  # a plain kernel takes the far keys
     causal: bool
     sloped: bool
-    own_band: bool = False  # every row has a band or tails of its own (Task.by_row)
+    own_band: bool = False  # every row has a band or tails of its own (Task.per_row)
     tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
     striped: bool = False  # the key kernel also sums the diagonals of a shared band
     limited: bool = False  # a key kernel with few rows is faster with a limit of registers
@@ -270,6 +270,7 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     few_rows = kind.n <= most and not kind.near_alone
     if (kind.by_row and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
+    # Near tiles alone are few, and want small steps, unless they also sum diagonals.
     shrink = kind.near_alone and not (kind.striped and kind.d <= 64)
     if shrink and kind.d <= 64 and not kind.by_row:
         tiles = tiles._replace(stages=1)

@@ -34,8 +34,8 @@ so that no kernel needs atomics and every sum has a fixed order:
 1. query_kernel, by blocks of rows: dQ, and whatever belongs to a row: delta = rowsum(out * d_out),
    which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
-3. key_kernel, by blocks of keys: dK and dV. Where a key meets at most about 2,048 rows, in a short
-   sequence, in a window or beside a plain kernel, it also sums dS by lag within small stripes of
+3. key_kernel, by blocks of keys: dK and dV. Where a block of keys meets few rows (up to 2,048
+   tokens, in a window, or beside a plain kernel), it also sums dS by lag within small stripes of
    keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU every warp sums the
    stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums). Where there is
    room, the sums stay in shared memory until the last tile (store_held).

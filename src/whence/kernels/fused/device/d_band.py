@@ -1,10 +1,10 @@
 """The gradient of a band that all rows of a head share, without atomics.
 
-**Up to 2,048 tokens, or in a window of about as many.** The key kernel has dS of every near tile in
-registers already. It sums the diagonals of dS within each *stripe* of 16 keys, or of 64 where it
+**Up to 2,048 tokens, or in a window of up to 752 lags.** The key kernel has dS of every near tile
+in registers already. It sums the diagonals of dS within each *stripe* of 16 keys, or of 64 where it
 can hold them (HELD), and stores them; `stripe_kernel` adds up stripes and sequences. A head has
 n_q * n_k / 16 or / 64 such sums, which is too much memory for long sequences, unless a window, or
-the split, limits the rows that a key meets (stripe_base in backward.py).
+the split, limits the rows that a block of keys meets (stripe_base in backward.py).
 
 **Otherwise.** All tiles on one block-diagonal have the same lag in the same cell. So a program
 walks along a share of a block-diagonal, sums the tiles' dS in registers, and at the end sums the
@@ -250,7 +250,7 @@ def stripe_kernel(
 ):
     """A block of lags (program 0) of one head (program 1), summed in a fixed order.
 
-    Lags beyond the near tiles' reach, as those beyond an extent, get 0.
+    Lags that no near tile holds get 0.
     """
     pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
