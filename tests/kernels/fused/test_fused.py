@@ -249,6 +249,7 @@ def test_a_curve_is_evaluated_as_far_as_a_window_shows_it() -> None:
     from whence.kernels.call import as_call
     from whence.kernels.fused.backend import inputs_of
 
+    others = {"values": None, "mask": None, "scale": None, "dropout": 0.0, "q_start": None}
     q, pos = torch.randn(1, 3, 40, 16), torch.arange(40)
     bias = build("tisa", n_heads=3, d_head=16).score_term(q, pos, pos)
     for window, causal, reach in (
@@ -258,7 +259,7 @@ def test_a_curve_is_evaluated_as_far_as_a_window_shows_it() -> None:
         ((5, None), True, 5),
         (100, False, 39),
     ):
-        call = as_call(q, q, q, bias=bias, window=window, causal=causal)
+        call = as_call(q, q, q, bias=bias, window=window, causal=causal, **others)
         assert inputs_of(call)[1].reach == reach
 
 
