@@ -7,7 +7,9 @@ from whence.bench import CONTENDERS as BENCHED
 
 TISA = "tisa:kernels=5"
 RELEASED = f"{TISA},start=released"
-RUNS = ("gpu/chained.json", "gpu/as_called.json", "gpu/bars.json", "gpu/flex.json")  # newest first
+RUNS = tuple(  # newest first
+    f"gpu/{name}.json" for name in ("windowed", "chained", "as_called", "bars", "flex")
+)
 HEADING = """
 ## All that was measured on a GPU
 

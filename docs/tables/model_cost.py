@@ -104,7 +104,23 @@ def cost_findings(stored: ResultsFolder) -> str:
             f"Of {len(judged)} promised limits ({limits[0]:.0%} to {limits[-1]:.0%}), {held} hold; "
             "in bold the costs that are above theirs. Empty: not measured.",
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _measured_again(stored)
+
+
+def _measured_again(stored: ResultsFolder) -> str:
+    """Costs of a later and shorter run of few models, in a sentence."""
+    results = stored.json("gpu/model_cost_again.json")
+    if results is None:
+        return ""
+    costs = [
+        f"`{r['method']}` at {r['n']:,} tokens, {r['mode']}, {_cost(r)}"
+        for r in results["records"]
+        if r["cost"] is not None and r["method"] != "nope"
+    ]
+    return (
+        f"Measured again in a shorter run with these models alone (commit "
+        f"{results['machine']['commit']}): {'; '.join(costs)}.\n"
+    )
 
 
 def _cost(record: dict[str, Any]) -> str:
