@@ -209,6 +209,32 @@ def test_a_curve_s_gradient_has_the_digits_of_a_value_table() -> None:
     torch.testing.assert_close(found(q, k, v, backend="fused"), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("n", [3, 40])
+def test_a_curve_s_gradient_beside_a_value_table_is_as_balanced_as_without_one(n: int) -> None:
+    """What the output's rounding leaves of a row's dS is taken off at the table's ends, too."""
+    torch.manual_seed(0)
+    q, k, v, d_out = (torch.randn(2, 4, n, 16).half() for _ in range(4))
+    leaves = [x.requires_grad_() for x in (torch.randn(4, 5), torch.randn(4, 5), torch.randn(4, 5))]
+
+    def found(backend: str, values: LagValues | None, kind: torch.dtype) -> tuple[Tensor, ...]:
+        parameters = [x.to(torch.promote_types(kind, torch.float32)) / GAIN for x in leaves]
+        bias = CurveBias(GAUSSIANS, n - 1, *parameters)
+        table = None if values is None else LagValues(values.table.to(parameters[0].dtype))
+        heads = [x.to(kind) for x in (q, k, v)]
+        out = attend(*heads, bias=bias, values=table, scale=0.0, backend=backend)
+        return torch.autograd.grad(out, leaves, d_out.to(kind))
+
+    def error(values: LagValues | None) -> float:
+        pairs = zip(
+            found("fused", values, torch.float16),
+            found("reference", values, torch.float64),
+            strict=True,
+        )
+        return max((a.double() - b).abs().max().item() / b.abs().max().item() for a, b in pairs)
+
+    assert error(LagValues(torch.randn(1, 3, 16))) < 4 * max(error(None), 1e-6)
+
+
 def test_one_bucket_for_all_lags_gets_no_gradient() -> None:
     """The same number for all keys does not change a softmax."""
     q, k, v = heads(torch.float16)

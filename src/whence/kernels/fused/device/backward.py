@@ -345,9 +345,12 @@ def query_kernel(
             sums = with_far(sums, elsewhere, lse, delta, d_left_mass, d_right_mass, KIND)
     if BALANCED:
         tl.store(pair + 1, delta + sums.imbalance, mask=there)
-        if statistics.far_lse_delta is not None and not KIND.VALUES:
-            tl.store(side + 1, delta + sums.imbalance, mask=there)
-            tl.store(other_side + 1, delta + sums.imbalance, mask=there)
+        if statistics.far_lse_delta is not None:
+            d_left, d_right = 0.0, 0.0
+            if KIND.VALUES:  # loaded again: registers are few in the loops above
+                d_left, d_right = end_gradients(d_mass_ptr, r, there, KIND)
+            tl.store(side + 1, delta + sums.imbalance - d_left, mask=there)
+            tl.store(other_side + 1, delta + sums.imbalance - d_right, mask=there)
     d_q = sums.d_q * sizes.scale
     if KIND.FAR:
         m = sizes.n_q - sizes.far_start
