@@ -64,7 +64,8 @@ lint: $(INSTALLED)
 # Run-time shape checks break torch.compile(fullgraph=True), so compiled tests are a second call.
 # One thread a worker: two workers with all threads each would fight for the cores. A worker that
 # has nothing left takes tests from the other.
-TWO := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+# Bytecode is kept, whatever the shell says: many tests start processes of their own.
+TWO := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 CHECKED := not compiled and not triton and not gpu and not peers
 SHAPES := --jaxtyping-packages=whence,beartype.beartype
 define tests

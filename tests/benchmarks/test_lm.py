@@ -63,6 +63,7 @@ def test_a_process_that_dies_and_a_job_that_fails_end_no_other(tmp_path: Path) -
     assert any(line.startswith("4/6 ") for line in said)
 
 
+@pytest.mark.slow
 def test_once_a_job_says_that_the_time_is_spent_none_is_begun(tmp_path: Path) -> None:
     left, _ = shared([("late", 0), ("late", 1), ("a", 0), ("a", 1)], tmp_path / "log")
     assert ("a", 1) in left
@@ -70,6 +71,7 @@ def test_once_a_job_says_that_the_time_is_spent_none_is_begun(tmp_path: Path) ->
     assert left["late", 0] == "the time is spent"
 
 
+@pytest.mark.slow
 def test_what_hangs_is_ended_at_the_limit(tmp_path: Path) -> None:
     left, said = shared([("hangs", 0), ("a", 0)], tmp_path / "log", seconds=2.0)
     assert left == {("hangs", 0): "ended at the limit"}

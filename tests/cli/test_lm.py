@@ -419,6 +419,7 @@ def test_nan_ends_a_run_and_keeps_the_last_good_checkpoint(
     assert [path.name for path in kept.parent.iterdir()] == ["checkpoint-4"]
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_is_one_line_and_a_later_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

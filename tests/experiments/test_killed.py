@@ -111,6 +111,7 @@ def test_results_keep_the_machine_that_they_are_from(tmp_path: Path) -> None:
     assert Language.load(out / "lm.json").machine == {"gpu": "second"}
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("needs torch.distributed with gloo")

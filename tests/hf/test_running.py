@@ -92,8 +92,15 @@ def test_families_without_gradient_checkpointing_can_be_checkpointed_as_a_whole(
 
 
 @each_family
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("dtype", "attn"),
+    [
+        (torch.bfloat16, "sdpa"),
+        (torch.float16, "eager"),
+        pytest.param(torch.bfloat16, "eager", marks=pytest.mark.slow),
+        pytest.param(torch.float16, "sdpa", marks=pytest.mark.slow),
+    ],
+)
 def test_half_precision_keeps_its_bits_and_stays_close_to_float32(name, dtype, attn):
     exact, given = tiny(name, attn=attn), inputs(name, pad="left")
     handle = attach(exact, spec(name))

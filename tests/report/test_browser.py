@@ -113,6 +113,7 @@ def test_hostile_text_in_every_string_and_key_of_inspect_is_shown_as_text(
     check(*look(text))
 
 
+@pytest.mark.slow
 def test_hostile_text_in_every_string_and_key_of_lm_is_shown_as_text(
     look: Callable[..., tuple[Page, list[str]]],
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_method_of_which_every_rate_stopped_is_shown_as_stopped(tmp_path: Path
 # Going on
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_between_rates_and_seeds_goes_on_with_the_numbers_of_a_whole_one(
     whole: tuple[LMConfig, Path, Language], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
