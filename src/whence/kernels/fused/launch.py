@@ -193,17 +193,16 @@ def backward(
         d_query, d_factor = product_gradients(
             *(plan, task.product, task.q, of_rows.d_q, d_band, wanted, seen), chained=chained
         )
-    elif task.curve is not None:
-        if wanted.band or wanted.tails:
-            d_parameters = _curve_gradient(
-                *(plan, task.curve, extent, d_band, d_tails), chained=chained, side=side
-            )
-    else:  # a product or a curve takes these gradients to its factors or parameters
-        d_band = None if d_band is None else plan.summed(d_band, task.inputs.band.shape)
-        d_tails = None if d_tails is None else plan.summed(d_tails, task.inputs.tails.shape)
-        return Gradients(of_rows.d_q, of_keys.d_k, of_keys.d_v, d_band, d_tails, d_table)
+    if task.curve is not None and (wanted.band or wanted.tails):
+        d_parameters = _curve_gradient(
+            *(plan, task.curve, extent, d_band, d_tails), chained=chained, side=side
+        )
+    if task.product is not None or task.curve is not None:
+        d_band = d_tails = None  # their gradients went on to the factors or parameters
+    d_band = None if d_band is None else plan.summed(d_band, task.inputs.band.shape)
+    d_tails = None if d_tails is None else plan.summed(d_tails, task.inputs.tails.shape)
     return Gradients(
-        *(of_rows.d_q, of_keys.d_k, of_keys.d_v, None, None, d_table),
+        *(of_rows.d_q, of_keys.d_k, of_keys.d_v, d_band, d_tails, d_table),
         *(d_query, d_factor, d_parameters),
     )
 
