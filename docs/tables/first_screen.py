@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tables.gpu import TISA, start_told, usual_records
+from tables.gpu import TISA, main_run, start_told, usual_records
 from tables.lm import COMMAND as LM_COMMAND
 from tables.lm import language
 from tables.results_folder import MISSING, ResultsFolder
@@ -57,10 +57,11 @@ def first_numbers(stored: ResultsFolder) -> str:
 
 def _cost_told(stored: ResultsFolder) -> str:
     found = costs(stored)
-    if not {OURS, FLASH, CUDNN, EAGER} <= found.keys():
+    main = main_run(stored)
+    if main is None or not {OURS, FLASH, CUDNN, EAGER} <= found.keys():
         return MISSING.format("python benchmarks/gpu.py")
     ours, flash, cudnn, eager = (found[name] for name in (OURS, FLASH, CUDNN, EAGER))
-    machine = stored.json("gpu/bars.json")["machine"]
+    machine = main["machine"]
     return (
         f"- **Cost.** TISA with its gradients at {TOKENS:,} tokens takes {_amount(ours)}. Eager "
         f"attention with the same bias takes {_amount(eager)}. Without a bias "

@@ -19,7 +19,7 @@ One layer's attention: {n_heads} heads, {tokens:,} tokens a batch, {dtype}; {gpu
 torch {torch}, Triton {triton}, cuDNN {cudnn}, Python {python}, commit {commit} unless another is
 named. Both sides of a ratio are of one run. At 512 and 2,048 tokens a step as called waits for the
 host, and hosts differ by half; from a CUDA graph it is the GPU's time alone. With quantiles:
-[results/gpu](../results/gpu/bars.json). To measure again: `python benchmarks/gpu.py`.
+[results/gpu](../results/gpu/chained.json). To measure again: `python benchmarks/gpu.py`.
 """
 LATER = {  # a ratio: the name under which a later run has it, with a limit of its own
     "decoding with TISA over SDPA without bias, cache of 32,768, 1 sequences": (
@@ -74,15 +74,21 @@ TISA began as its authors have it (`start=released`), with narrow Gaussians; wid
 default start, cost more."""
 
 
+def main_run(stored: ResultsFolder) -> dict[str, Any] | None:
+    """The longest run, and the newest of these."""
+    runs = [results for results in map(stored.json, RUNS) if results is not None]
+    return max(runs, key=_size, default=None)
+
+
 def gpu(stored: ResultsFolder) -> str:
     """The whole section on one GPU, or nothing where it has not been measured.
 
-    The longest run is the main one; what another measured later, or alone, has its commit.
+    What another run than the main one measured later, or alone, has its commit.
     """
     runs = [results for results in map(stored.json, RUNS) if results is not None]
-    if not runs:
+    main = main_run(stored)
+    if main is None:
         return ""
-    main = max(runs, key=_size)
     parts = [HEADING, _bars(runs)]
     tables = [SETTING.format(**main["config"], **main["machine"])]
     seen = set[tuple[Any, ...]]()
@@ -105,7 +111,7 @@ def gpu(stored: ResultsFolder) -> str:
 
 def gpu_short(stored: ResultsFolder) -> str:
     """TISA on one GPU against what there is, time and memory over n."""
-    results = stored.json("gpu/bars.json")
+    results = main_run(stored)
     if results is None:
         return MISSING.format("python benchmarks/gpu.py")
     names = {
@@ -130,9 +136,9 @@ def gpu_short(stored: ResultsFolder) -> str:
 def gpu_findings(stored: ResultsFolder) -> str:
     """What the ratios say, a sentence each, with the commit where it is not that of the table."""
     runs = [results for results in map(stored.json, RUNS) if results is not None]
-    if not runs:
+    table = main_run(stored)
+    if table is None:
         return MISSING.format("python benchmarks/gpu.py")
-    table = stored.json("gpu/bars.json") or runs[0]
     found, lines = _newest(runs), []
     for text, *bars in FINDINGS:
         told = [found[what] for what in bars if what in found]
@@ -150,10 +156,10 @@ def usual_records(stored: ResultsFolder) -> list[dict[str, Any]]:
 
     What was replayed from a CUDA graph is a record of the contender "replayed".
     """
-    results = stored.json("gpu/bars.json")
+    results = main_run(stored)
     if results is None:
         return []
-    records = [*results["records"]]
+    records = [r for r in results["records"] if r["contender"] != "flex-best"]
     for record in results["records"]:
         if record["contender"] == "whence:fused" and record.get("graph_ms"):
             records.append({**record, "contender": "replayed", "ms": record["graph_ms"]})
@@ -168,7 +174,8 @@ def start_told(stored: ResultsFolder) -> str:
 
     Runs without figures for the released start are older than the default start of today.
     """
-    records = stored.json("gpu/bars.json")["records"]
+    main = main_run(stored)
+    records = [] if main is None else main["records"]
     both = any(record["method"] == RELEASED for record in records)
     return DEFAULT_START if both else RELEASED_START
 

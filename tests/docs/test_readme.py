@@ -18,7 +18,7 @@ import first_picture
 import make_tables
 from printed_commands import complaint, printed
 from tables import first_screen
-from tables.gpu import LATER, gpu, gpu_findings, gpu_short
+from tables.gpu import LATER, gpu, gpu_findings, gpu_short, main_run
 from tables.methods import spec_with_defaults
 from tables.results_folder import ResultsFolder
 from whence import METHODS, build, families
@@ -273,7 +273,7 @@ def test_the_first_numbers_are_those_of_the_results_or_say_what_to_run(tmp_path:
     said = first_screen.first_numbers(stored)
     (ours,) = (
         record
-        for record in stored.json("gpu/bars.json")["records"]
+        for record in main_run(stored)["records"]
         if (record["contender"], record["method"], record["mode"], record["d_head"], record["n"])
         == ("whence:fused", "tisa:kernels=5", "both", 64, 16_384)
         and not record["causal"]
