@@ -389,7 +389,7 @@ def test_the_last_step_is_looked_at_before_it_is_saved(
     assert job.stopped == "loss is nan by step 2; no checkpoint was saved before"
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("where", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_nan_ends_a_run_and_keeps_the_last_good_checkpoint(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

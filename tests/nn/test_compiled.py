@@ -68,7 +68,10 @@ def test_masks_weights_and_extra_keys_compile_to_one_graph() -> None:
     assert_compiles(layer, lambda x: layer(x, x, x, padding, attn_mask=added), x, "aot_eager")
 
 
-@pytest.mark.parametrize(("layers", "backend"), [(1, "inductor"), (2, "aot_eager")])
+@pytest.mark.parametrize(
+    ("layers", "backend"),
+    [pytest.param(1, "inductor", marks=pytest.mark.slow), (2, "aot_eager")],
+)
 def test_an_encoder_compiles(layers: int, backend: str) -> None:
     """By inductor a single layer: each of its kernels is a call of the C++ compiler."""
     options = {"dtype": torch.float64, "causal": True, "backend": "reference"}
