@@ -16,9 +16,9 @@ settings.load_profile("whence")
 gc.disable()  # while the tests are imported
 if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):
-        from quick_interpreter import leave_out_what_costs_and_changes_nothing
+        from quick_interpreter import speed_up_interpreter
 
-        leave_out_what_costs_and_changes_nothing()
+        speed_up_interpreter()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -10,19 +10,19 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 
-def leave_out_what_costs_and_changes_nothing() -> None:
-    """Changes the interpreter of this process."""
-    # Of its check for overflow it makes nothing but in debug.
+def speed_up_interpreter() -> None:
+    """Speed up Triton's interpreter in this process."""
+    # It checks every operation for overflow, and uses the result only in debug mode.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = once_a_launch(interpreter._patch_lang)
 
 
 def once_a_launch(patch: Callable[[FunctionType], Any]) -> Callable[[FunctionType], Any]:
-    """Triton's language is patched for each call of a device function: here if it is not already.
+    """`patch`, which replaces the functions of triton.language, called only where it is needed.
 
-    A launch patches triton.language and restores it at its end. Its device functions patch what
-    they see of it once more, and do not restore it.
+    A launch patches triton.language and restores it at its end. The interpreter also patches it at
+    every call of a device function, which changes nothing where it is patched already.
     """
     seen: dict[FunctionType, list[ModuleType]] = {}
 

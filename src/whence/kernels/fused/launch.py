@@ -899,7 +899,7 @@ def _arguments(
     """The arguments of a call's kernels."""
     q, k, v, inputs, numbers = task[:5]
     (_, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
-    tails, table, by_row = inputs.tails, inputs.table, task.per_row
+    tails, table, per_row = inputs.tails, inputs.table, task.per_row
     causal, biased = numbers.after == 0, task.band_shape is not None
     last, value_last = (a.last_place(x, numbers) for x in (task.reach, task.value_reach))
     product_last = 0 if task.product is None else last
@@ -914,7 +914,7 @@ def _arguments(
         EXTENT=inputs.extent is not None,
         TAILS=tails is not None,
         SLOPES=numbers.slopes,
-        PER_ROW=by_row,
+        PER_ROW=per_row,
         VALUES=table is not None,
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
@@ -929,9 +929,9 @@ def _arguments(
         ENDS=task.product is not None,
         LAST=product_last,
         VALUE_LAST=value_last,
-        MARGIN=_margin(task) if by_row or table is not None else 0,
+        MARGIN=_margin(task) if per_row or table is not None else 0,
         LAGS=max(16, min(32, power_of_two(max(product_last, value_last, 1)))),
-        STARTED=biased and not (by_row or raw_band) and _starts_with_bias(q, numbers),
+        STARTED=biased and not (per_row or raw_band) and _starts_with_bias(q, numbers),
         CHAINED=_is_chained(q, numbers),
     )
     sizes = a.Sizes(
@@ -949,7 +949,7 @@ def _arguments(
         dropout=numbers.dropout,
     )
     of_band = a.strides_of(band, 0, 1, 2)
-    if by_row and not raw_band:  # packed in memory with a margin
+    if per_row and not raw_band:  # packed in memory with a margin
         of_band = (h * n_q * (last + 1), n_q * (last + 1), last + 1)
     return Arguments(
         a.rows_of(q),
@@ -965,11 +965,11 @@ def _arguments(
         tiling.TileKind(
             d,
             n_q,
-            by_row=by_row or table is not None,
+            by_row=per_row or table is not None,
             near_alone=task.far is not None,
             causal=causal,
             sloped=numbers.slopes,
-            own_band=by_row,
+            own_band=per_row,
         ),
     )
 
