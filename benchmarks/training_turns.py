@@ -37,7 +37,7 @@ from whence.files import write_json
 ROOT = Path(__file__).resolve().parent.parent
 CALLED, GRAPHED = "called", "reduce-overhead"
 COMPILERS = {"compiled": None, GRAPHED: GRAPHED}  # the mode of torch.compile
-ROUNDS, TURN = 5, 8  # turns of each method, and steps of a turn
+ROUNDS, TURN = 5, 8  # turns of each method by default, and steps of a turn
 FIRST = 4  # steps before the first turn: CUDA graphs are recorded in the second and third
 UNTIMED = 2  # steps of a turn that do not count
 PREPARING = 0.6  # the most of all seconds that compiling side by side may take
@@ -214,7 +214,12 @@ def set_apart(jobs: list[tuple[Any, ...]], processes: int, end: float) -> list[A
 
 
 def measure(
-    study: Study, n: int, mode: str, models: dict[str, Trained | Apart | str], end: float
+    study: Study,
+    n: int,
+    mode: str,
+    models: dict[str, Trained | Apart | str],
+    end: float,
+    rounds: int,
 ) -> list[Record]:
     """A record for each method, in one mode and at one length: its turns, or why it has none."""
     records: dict[str, Record] = {m: {"method": m, "n": n, "mode": mode} for m in models}
@@ -224,13 +229,17 @@ def measure(
             records[method]["skipped"] = model
         else:
             seated[method] = model
-    take_turns(mode, records, seated, end)
+    take_turns(mode, records, seated, end, rounds)
     judge(records, study)
     return list(records.values())
 
 
 def take_turns(
-    mode: str, records: dict[str, Record], models: dict[str, Trained | Apart], end: float
+    mode: str,
+    records: dict[str, Record],
+    models: dict[str, Trained | Apart],
+    end: float,
+    rounds: int,
 ) -> None:
     """Fill the records; a model that fails says why and leaves the turns."""
     ready: list[str] = []
@@ -246,7 +255,7 @@ def take_turns(
         except Exception as error:
             record["skipped"] = first_line(error)
     gc.collect()
-    for shift in range(ROUNDS):
+    for shift in range(rounds):
         place = shift % max(1, len(ready))  # each follows each
         for method in ready[place:] + ready[:place]:
             if "skipped" in records[method] or time.monotonic() > end:
@@ -323,6 +332,7 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     parser.add_argument("--modes", default="called,compiled", help="and reduce-overhead")
     parser.add_argument("--apart", action="store_true", help="each model in its own process")
     parser.add_argument("--processes", type=int, default=14, help="of these that compile at once")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each model")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which it ends")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder")
     parser.add_argument("--commit", help="of the sources, where git cannot tell")
@@ -344,7 +354,7 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     where = machine(options.device)
     where["commit"] = options.commit or where["commit"]
     start = time.monotonic()
-    config = {**asdict(size), "rounds": ROUNDS, "turn": TURN, "dtype": "bfloat16"}
+    config = {**asdict(size), "rounds": options.rounds, "turn": TURN, "dtype": "bfloat16"}
     results = {"config": config, "machine": where, "prepare_seconds": 0.0, "seconds": 0.0}
     records: list[Record] = []
     results["records"] = records
@@ -364,7 +374,7 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
                 seats = {method: apart.get((method, n), SPENT) for method in methods}
             else:
                 seats = built(study, n, methods, size, options.device, end)
-            records += measure(study, n, mode, seats, end)
+            records += measure(study, n, mode, seats, end, options.rounds)
             results["seconds"] = round(time.monotonic() - start, 1)
             write_json(path, results)
             for record in records[-len(methods) :]:
