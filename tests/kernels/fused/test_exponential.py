@@ -19,7 +19,7 @@ def exp_kernel(x_ptr, out_ptr, EXP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def exponentials(x: Tensor) -> Tensor:
-    from whence.kernels.fused.device.band import exact_exp
+    from whence.kernels.fused.device.tile import exact_exp
 
     out = torch.empty_like(x)
     block = math.gcd(len(x), 1024)

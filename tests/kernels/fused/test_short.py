@@ -18,7 +18,6 @@ launch = pytest.importorskip("whence.kernels.fused.launch", reason="Triton is a 
 
 pytestmark = [pytest.mark.triton, pytest.mark.usefixtures("_interpreter")]
 
-LOG2E = 1.4426950408889634
 NO_INPUTS = Inputs()
 
 
@@ -62,10 +61,10 @@ class Case(NamedTuple):
 
 
 def laid_out(bias: LagBias, before: int, after: int) -> Tensor:
-    """The bias in base 2, -inf outside of the window."""
+    """The bias in base e, as logits are in float32, and -inf outside of the window."""
     edge = bias.reach + launch.MARGIN
     lag = torch.arange(-edge, edge + 1)
-    out = bias.at(lag).detach() * LOG2E
+    out = bias.at(lag).detach()
     hidden = torch.zeros_like(lag, dtype=torch.bool)
     if before >= 0:
         hidden = hidden | (lag < -before)

@@ -46,7 +46,7 @@ from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, powe
 # loaded ahead (BandLine) extends to 207, for tiles of at most 64 rows and keys.
 MARGIN = 272
 LEAST_SCALE = 1e-4  # the smallest scale that a band is divided by: a bias up to 1e34 stays finite
-BASE_2 = math.log2(math.e)  # the factor that takes a band to base 2
+BASE_2 = math.log2(math.e)  # the factor that takes logits to base 2
 # The key kernel sums the diagonals of a shared band if a block of keys meets at most this many
 # rows, in a short sequence or in a window. The sums take (rows met) * (keys) / STRIPE numbers: at
 # most a megabyte for each head of each sequence of this length.
@@ -93,13 +93,13 @@ def forward(plan: Plan, task: Task, tiles: Tiles, *, recorded: bool = True) -> K
 
     `recorded` says whether backward may follow. A call with few queries must not have a product.
     """
-    q, k, v, inputs, numbers = task[:5]
+    q, k, v, inputs = task[:4]
     (b, h, n_q, _), d_v = q.shape, v.shape[-1]
     tokens = by_token(q)
     if is_short(task):
         band = extent = tails = None
         if task.product is None:
-            band, extent, tails = _laid_out(plan, task, BASE_2)
+            band, extent, tails = _laid_out(plan, task, _logit_unit(task))
         in_short = _short_call(_with_made(task, extent, tails), band)
         out = short.forward(plan, q, k, v, in_short, tokens=tokens)
         return Kept(out, None, None, None, band, extent, tails)
@@ -116,7 +116,7 @@ def forward(plan: Plan, task: Task, tiles: Tiles, *, recorded: bool = True) -> K
     if task.few_queries:
         _decode(plan, task, tiles, result)
         return Kept(out, lse, residual, mass, None, None, None)
-    band, extent, tails = _laid_out(plan, task, _band_unit(q, numbers))
+    band, extent, tails = _laid_out(plan, task, _band_unit(task))
     call = _arguments(_with_made(task, extent, tails), band)
     tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
@@ -156,7 +156,7 @@ def backward(
         return _short_backward(plan, d_out, task, kept, wanted)
     band, extent, tails = kept.band, kept.extent, kept.tails
     if band is None:  # forward had few queries and laid no band out
-        band, extent, tails = _laid_out(plan, task, _band_unit(task.q, task.numbers))
+        band, extent, tails = _laid_out(plan, task, _band_unit(task))
     task = _with_made(task, extent, tails)
     call = _arguments(task, band, far_gradients)
     chained, d_rows = call.kind.CHAINED, a.rows_of(d_out)
@@ -211,7 +211,7 @@ def _short_backward(plan: Plan, d_out: Any, task: Task, kept: Kept, wanted: Want
     """The gradients of a short call. If forward laid no band out, it is laid out here."""
     band, extent, tails = kept.band, kept.extent, kept.tails
     if band is None and task.product is None:
-        band, extent, tails = _laid_out(plan, task, BASE_2)
+        band, extent, tails = _laid_out(plan, task, _logit_unit(task))
     in_short = _short_call(_with_made(task, extent, tails), band)
     found = short.backward(
         *(plan, d_out, task.q, task.k, task.v, in_short, wanted), tokens=by_token(task.q)
@@ -650,6 +650,7 @@ def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any
         tails = plan.empty((4, 1, h, 1), torch.float32)
     elif curve is not None:
         extent = plan.empty((h,), torch.int32)
+    logit_unit = _logit_unit(task)
     task = _with_made(task, extent, tails)._replace(far=None)
     given = _arguments(task, task.inputs.band, raw_band=True)
     if given.kind.PER_ROW:
@@ -657,7 +658,7 @@ def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any
         plan.launch(
             row_layout_kernel,
             (ceil_div(n_q, 32), b * h),
-            *(band, given.bias, *a.scalars(given.sizes)),
+            *(band, given.bias, logit_unit, *a.scalars(given.sizes)),
             KIND=given.kind,
             ROWS=32,
             BLOCK=min(64, power_of_two(shape[-1])),
@@ -700,9 +701,15 @@ def _starts_with_bias(q: Any, numbers: Numbers) -> bool:
     return q.dtype != torch.float32 and numbers.scale >= LEAST_SCALE
 
 
-def _band_unit(q: Any, numbers: Numbers) -> float:
+def _band_unit(task: Task) -> float:
     """What a head's band is multiplied with as it is laid out."""
-    return 1.0 / numbers.scale if _starts_with_bias(q, numbers) else BASE_2
+    started = _starts_with_bias(task.q, task.numbers)
+    return 1.0 / task.numbers.scale if started else _logit_unit(task)
+
+
+def _logit_unit(task: Task) -> float:
+    """What a logit is multiplied with: `unit_of` in device/tile.py."""
+    return 1.0 if task.q.dtype == torch.float32 and task.far is None else BASE_2
 
 
 def laid_out_shape(task: Task) -> tuple[int, ...] | None:

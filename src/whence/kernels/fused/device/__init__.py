@@ -12,15 +12,17 @@ to the right (region 2); the bias there is a line, which is nearly free. The key
 tiles* (region 1), look the bias up cell by cell. An `extent` makes the near part smaller still: it
 is the largest |lag| at which a head's band is not exactly 0.
 
-**Base-2 logits.** Logits and log-sum-exp are multiplied by log2(e), so that the hardware's exp2
-serves in place of exp.
+**The base of logits.** In half precision logits and log-sum-exp are multiplied by log2(e), so that
+the hardware's exp2 serves in place of exp. In float32 they are not, because that rounds them once
+more, and `power` in tile.py is an exp with all digits of float32.
 
 **The laid-out band** (band.py) is a head's band with its tails on both sides as far as a near tile
 can touch, and with -inf outside the window: a near tile then needs no comparison. In half precision
 it is divided by the scale, if that is not tiny, and the tensor cores' product of a near tile starts
-from it (STARTED). In float32 and in short kernels it is in base 2 and is added. The band of each
-query row, in base 2, holds the lags that the row sees, at the *places* 0 to LAST: lag = place -
-reach. A near tile compares lags to find the tails (row_numbers and load_between_ends in tile.py).
+from it (STARTED). In float32 and in short kernels it is in the base of the logits and is added. The
+band of each query row, in that base, holds the lags that the row sees, at the *places* 0 to LAST:
+lag = place - reach. A near tile compares lags to find the tails (row_numbers and load_between_ends
+in tile.py).
 
 **Forward** (forward.py) is one kernel: the online softmax over the three regions. A band that is a
 product of queries and a table (Shaw et al.) is computed by the same program before it starts. It

@@ -98,7 +98,7 @@ class Output(NamedTuple):
 
     out: Any  # [b, h, q, d_v]
     residual: Any  # float16, in the layout of out: its rounding error times RESIDUAL_SCALE
-    lse: Any  # float32 [b, h, q], in base 2; in a float32 call [2, b, h, q] (row_lse in tile.py)
+    lse: Any  # float32 [b, h, q], in base 2; in float32 calls [2, b, h, q] (row_lse in tile.py)
     mass: Any  # float32 [b, h, q, lag]: probability mass of the value table's visible lags
 
 
@@ -112,7 +112,7 @@ class ShareSums(NamedTuple):
 class RowStatistics(NamedTuple):
     """What the query kernel writes for the other kernels of backward; all float32 and packed."""
 
-    lse_delta: Any  # [b, h, q, 2]: log-sum-exp in base 2, and delta = rowsum(out * d_out)
+    lse_delta: Any  # [b, h, q, 2]: lse (row_lse in tile.py), and delta = rowsum(out * d_out)
     far_lse_delta: Any  # [2, b, h, q, 2]: the same for far tiles, with what a row adds there
     d_mass: Any  # [b, h, q, lag]: d_out @ table^T
     norm: Any  # [b, h, q]: of a float32 call (row_lse in tile.py)
@@ -211,8 +211,8 @@ class Kind(NamedTuple):
     # If it is not 0, all kernels of backward decide what is near for the same squares of this side,
     # and near cells of a tail are summed with the band's diagonals. If 0, each uses its own tiles.
     GRAIN: int = 0
-    # A head's laid-out band is in units of q.k, not in base 2, and the accumulator of a near tile's
-    # product starts from it, which saves an addition in every cell.
+    # A head's laid-out band is in units of q.k, not as logits are, and the accumulator of a near
+    # tile's product starts from it, which saves an addition in every cell.
     STARTED: bool = False
     CHAINED: bool = False  # a kernel is made ready while the one before ends (pdl_wait in tile.py)
 

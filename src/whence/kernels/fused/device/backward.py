@@ -15,7 +15,6 @@ from whence.kernels.fused.device.arguments import VARYING, QueryGradients, Rows
 from whence.kernels.fused.device.band import first_line, line_bias, next_line
 from whence.kernels.fused.device.forward import far_lse
 from whence.kernels.fused.device.tile import (
-    LOG2E,
     RESIDUAL_SCALE,
     Head,
     Place,
@@ -25,10 +24,10 @@ from whence.kernels.fused.device.tile import (
     columns,
     dropout_keeps,
     far_line,
-    has_norm,
     head_from,
     head_of,
     head_rows,
+    in_base_e,
     key_range,
     lags_of,
     load_between_ends,
@@ -43,6 +42,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     pdl_wait,
+    power,
     program_of,
     reach_of,
     read_by_now,
@@ -56,6 +56,7 @@ from whence.kernels.fused.device.tile import (
     store_where,
     table_product,
     thread_number,
+    unit_of,
     visible_cells,
     where_negative,
     whole_blocks,
@@ -120,11 +121,11 @@ def tile_gradient(
     STARTED: tl.constexpr = KIND.STARTED and REGION == 1
     if BY_KEYS:
         logits = logits_of(k, tl.trans(queries.q), tile_bias, STARTED, KIND)
-        logits = logits * (sizes.scale * LOG2E)
+        logits = logits * (sizes.scale * unit_of(KIND))
         d_weights = tl.dot(v, tl.trans(queries.d_out), input_precision=KIND.PRECISION)
     else:
         logits = logits_of(queries.q, tl.trans(k), tile_bias, STARTED, KIND)
-        logits = logits * (sizes.scale * LOG2E)
+        logits = logits * (sizes.scale * unit_of(KIND))
         d_weights = tl.dot(queries.d_out, tl.trans(v), input_precision=KIND.PRECISION)
     lse = queries.lse
     delta = queries.delta
@@ -140,13 +141,13 @@ def tile_gradient(
             lse = lse - line.shift
         if KIND.SLOPES:
             logits += line.level + line.tilt * place.c.to(tl.float32)
-    weights = tl.exp2(logits - lse)
+    weights = power(logits - lse, KIND)
     if KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN:
         seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE, EVEN)
         if not EVEN:
             seen = seen & there
         weights = tl.where(seen, weights, 0.0)
-    if has_norm(KIND):
+    if in_base_e(KIND):
         weights *= queries.norm
     if KIND.VALUES and not PREPARED:
         if REGION == 1:
@@ -263,7 +264,7 @@ def query_kernel(
     d_tile = tl.load(d_rows + d_v[None, :], mask=on_out, other=0.0)
     lse = tl.load(output.lse + place, mask=there, other=0.0)
     norm = 1.0
-    if has_norm(KIND):
+    if in_base_e(KIND):
         norm_ptr = output.lse + program.heads * sizes.n_q + place
         norm = tl.load(norm_ptr, mask=there, other=0.0)
         tl.store(statistics.norm + place, norm, mask=there)
@@ -897,7 +898,7 @@ def summed_rows(
         )
         lse, delta = lse_and_delta(pairs + first_row * 2, r, there, TILE.EVEN)
         norm = 1.0
-        if has_norm(KIND):
+        if in_base_e(KIND):
             norms = statistics.norm + bh * sizes.n_q + first_row
             norm = tl.load(norms + r, mask=there, other=0.0)[None, :]
         of_tile = Queries(q_tile, d_tile, lse[None, :], norm, delta[None, :])

@@ -1,9 +1,10 @@
 """The laid-out band, in which near tiles look the bias up, made from a caller's band or a curve.
 
-The laid-out band is in base 2 or, where products start from it (STARTED of the kernels that read
-it), in units of q.k. For a head it extends as far as a near tile can touch, with its tails beyond
-its reach and -inf outside the window; its *edge* is the largest |lag| in it. The band of a row
-extends to its reach, or to lag 0 in a causal call, and is in base 2.
+The laid-out band is in the base of the logits (unit_of in tile.py) or, where products start from it
+(STARTED of the kernels that read it), in units of q.k. For a head it extends as far as a near tile
+can touch, with its tails beyond its reach and -inf outside the window; its *edge* is the largest
+|lag| in it. The band of a row extends to its reach, or to lag 0 in a causal call, and is in the
+base of the logits.
 
 Near tiles look cells up one by one (near_bias in tile.py), or in backward on a Hopper GPU in a line
 that a warp loads ahead (BandLine).
@@ -29,7 +30,7 @@ import triton
 import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
-from whence.kernels.fused.device.tile import LOG2E, pdl_wait, reserve, sizes_of, thread_number
+from whence.kernels.fused.device.tile import exact_exp, pdl_wait, reserve, sizes_of, thread_number
 from whence.lag.deferred import ROUNDED_UP, widths_to_zero
 from whence.units import GAIN
 
@@ -114,6 +115,7 @@ def head_layout_kernel(
 def row_layout_kernel(
     laid_out,  # float32 [b, h, q, lag], with KIND.MARGIN on both sides
     bias,
+    unit,  # the factor of a laid-out band
     numbers,
     n_q,
     n_k,
@@ -138,7 +140,7 @@ def row_layout_kernel(
         inside = there & (place < width)
         cells = tl.load(band + place, mask=inside, other=0.0)
         out = laid_out + KIND.MARGIN + (bh * sizes.n_q + row)[:, None] * width + place
-        tl.store(out, cells * LOG2E, mask=inside)
+        tl.store(out, cells * unit, mask=inside)
 
 
 class BandLine(NamedTuple):
@@ -264,29 +266,6 @@ class DeviceCurve(NamedTuple):
     extent_of: Any
     tails_of: Any
     gradient_kernel: Any
-
-
-@triton.jit
-def exact_exp(x):
-    """exp(x) with a relative error of about 1e-7.
-
-    The GPU's instruction computes 2^y, and the rounding error of y = x log2(e) becomes a relative
-    error of the result, 1e-6 at x = -18. All rows of a head share a curve, so that error is the
-    same in all of them and does not cancel in a sum over rows. Here exp(x) is a whole power of two
-    times a series in what is left of x, at most 0.35.
-    """
-    inside = tl.abs(x) < 80.0
-    y = tl.where(inside, x, 0.0)
-    power = tl.floor(y * LOG2E + 0.5)
-    rest = y - power * 0.693359375  # log(2) in two parts, of which this one has ten bits
-    rest = rest + power * 2.12194440e-4
-    series = rest * (1.0 / 5040.0) + 1.0 / 720.0
-    series = series * rest + 1.0 / 120.0
-    series = series * rest + 1.0 / 24.0
-    series = series * rest + 1.0 / 6.0
-    series = series * rest + 0.5
-    series = series * (rest * rest) + rest
-    return tl.where(inside, (series + 1.0) * tl.exp2(power), tl.exp(x))
 
 
 @triton.jit

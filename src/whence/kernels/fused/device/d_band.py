@@ -30,10 +30,10 @@ from whence.kernels.fused.device.backward import (
 from whence.kernels.fused.device.tile import (
     Place,
     columns,
-    has_norm,
     head_from,
     head_of,
     head_rows,
+    in_base_e,
     load_rows,
     load_tails,
     near_bias,
@@ -138,7 +138,7 @@ def band_kernel(
             lse = tl.load(pair, mask=there, other=0.0)
             delta = tl.load(pair + 1, mask=there, other=0.0)
             norm = 1.0
-            if has_norm(KIND):
+            if in_base_e(KIND):
                 norms = statistics.norm + first_of_head
                 norm = tl.load(norms + rows, mask=there, other=0.0)[:, None]
             first_row = row_block.to(tl.int64) * BLOCK

@@ -15,11 +15,12 @@ from whence.kernels.fused.device.tile import (
     RowBlock,
     between_ends,
     columns,
-    has_norm,
     head_rows,
+    in_base_e,
     load_tails,
     near_range,
     packed_row,
+    power,
     rounding_residual,
     row_lse,
     sizes_of,
@@ -167,7 +168,7 @@ def merge_kernel(
     total = tl.load(sums.state + place * 4 + 1, mask=s < shares, other=0.0)
     highest = tl.max(top, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    weight = tl.exp2(top - base)
+    weight = power(top - base, KIND)
     total = tl.sum(weight * total, 0)
     safe = tl.where(total == 0.0, 1.0, total)
     lse, norm = row_lse(base, total, KIND)
@@ -200,8 +201,8 @@ def merge_kernel(
             cells = result.mass + bhq * width + lag
             there = between_ends(lag - sizes.value_reach, KIND.VALUE_LAST, KIND.CAUSAL)
             there = there & (col >= low) & (col < high)
-            mass = tl.exp2(tl.load(cells, mask=there, other=float("-inf")) - lse)
-            if has_norm(KIND):
+            mass = power(tl.load(cells, mask=there, other=float("-inf")) - lse, KIND)
+            if in_base_e(KIND):
                 mass *= norm
             tl.debug_barrier()  # threads read a cell before one of them overwrites it
             mass += tl.where(lag == 0, left, 0.0) + tl.where(lag == width - 1, right, 0.0)
@@ -213,7 +214,7 @@ def merge_kernel(
             )
             out += tl.sum(mass[:, None] * vectors, 0)
     tl.store(result.lse + bhq, lse)
-    if has_norm(KIND):
+    if in_base_e(KIND):
         tl.store(result.lse + tl.num_programs(0) + bhq, norm)
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS) * KIND.D_V + d_v
     rounded = out.to(result.out.dtype.element_ty)

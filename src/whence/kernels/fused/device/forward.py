@@ -13,10 +13,10 @@ from whence.kernels.fused.device.tile import (
     columns,
     dropout_keeps,
     far_line,
-    has_norm,
     head_from,
     head_of,
     head_rows,
+    in_base_e,
     in_two,
     key_range,
     lags_of,
@@ -33,6 +33,7 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     pdl_wait,
+    power,
     product_in_parts,
     program_of,
     region_of,
@@ -45,13 +46,14 @@ from whence.kernels.fused.device.tile import (
     store_between_ends,
     store_where,
     table_product,
+    unit_of,
     visible_cells,
     wide,
 )
 
 
 class Softmax(NamedTuple):
-    """The state of an online softmax: sums over the keys so far, relative to exp2(top)."""
+    """The state of an online softmax: sums over the keys so far, relative to power(top)."""
 
     acc: Any  # [m, d_v]: weighted values
     top: Any  # [m]: the largest logit
@@ -153,7 +155,7 @@ def forward_kernel(
         )
     of_rows = result.lse + bh * sizes.n_q + row
     tl.store(of_rows, lse, mask=there)
-    if has_norm(KIND):
+    if in_base_e(KIND):
         tl.store(of_rows + program.heads * sizes.n_q, norm, mask=there)
     on_out = there[:, None] & (d_v < KIND.D_V)[None, :]
     packed = packed_row(b, h, row, sizes.n_q, sizes.n_heads, KIND.TOKENS)
@@ -221,7 +223,7 @@ def attended(
     there = rows.there[:, None]
     row = (rows.first_row + r)[:, None]
     first = rows.first_row + sizes.q_start
-    scale = sizes.scale * LOG2E
+    scale = sizes.scale * unit_of(KIND)
     STARTED: tl.constexpr = KIND.STARTED and REGION == 1
     # Where nothing is added to the products, scaling them and subtracting the maximum is one FMA,
     # which saves an operation in each cell. The maximum is then found among the products. A value
@@ -255,8 +257,8 @@ def attended(
             logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1) * factor + shift)
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(logits * factor - (base - shift)[:, None])
-        shrink = tl.exp2(top - base)
+        weights = power(logits * factor - (base - shift)[:, None], KIND)
+        shrink = power(top - base, KIND)
         weight = tl.sum(weights, 1)
         total = total * shrink + weight
         top = higher
@@ -402,7 +404,7 @@ def product_band(
             total = table_product(part, entries, total, KIND)
         inside = there[:, None] & (lag < STOP)[None, :]
         cells = (band + lag[None, :]) + r[:, None] * (LAST + 1)
-        store_where(cells, total * (product.scale * LOG2E), inside)
+        store_where(cells, total * (product.scale * unit_of(KIND)), inside)
     tl.debug_barrier()  # threads read what other threads of this program wrote
     # A load delivers numbers to the threads that need them; sums would have to be exchanged.
     return load_tails(bias, b, h, first_row + r, there, KIND)
@@ -447,8 +449,8 @@ def with_table(
         nothing = float("-inf")
         index = tl.where(inside, cols - low, -1)
         tile = load_in_place(places, nothing, nothing, index, high - low, True)
-        masses = tl.exp2(tile - lse[:, None])
-        if has_norm(KIND):
+        masses = power(tile - lse[:, None], KIND)
+        if in_base_e(KIND):
             masses *= norm[:, None]
         if KIND.DROPOUT:
             masses = masses / (1.0 - sizes.dropout)

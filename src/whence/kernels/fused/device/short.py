@@ -4,9 +4,9 @@ The forward kernel reads q, k and v and keeps nothing for backward. The backward
 the softmax again from q, k and v, so that it needs neither the output nor the log-sum-exp: with a
 whole row in hand, delta = rowsum(P * dP) is one sum in float32.
 
-The logits are in base 2 (times log2 e), so that exp2 serves. lag = key - query; query row i stands
-at key position q_start + i. The band of a head is laid out in base 2 from lag -edge to lag edge,
-with its tails beyond its reach and -inf outside of the window, so a cell needs one load.
+lag = key - query; query row i stands at key position q_start + i. The band of a head is laid out
+from lag -edge to lag edge, in the base of the logits, with its tails beyond its reach and -inf
+outside of the window, so a cell needs one load.
 
 The gradient of a band is the sum of each diagonal of dS. A program stores the sums of its own tile,
 and further kernels add them up over the batch in a fixed order, without atomics.
@@ -24,14 +24,15 @@ import triton.language as tl
 
 from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
-    LOG2E,
     after_dropout,
     dropout_keeps,
     in_two,
     packed_row,
+    power,
     product_in_parts,
     sizes_of,
     third_part,
+    unit_of,
 )
 
 
@@ -261,8 +262,8 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
 def masked_logits(
     q, k, factor, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr
 ):
-    """The logits of rows r and keys c in base 2, with -inf at masked cells."""
-    logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * LOG2E)
+    """The logits of rows r and keys c in the base of `power`, with -inf at masked cells."""
+    logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * unit_of(KIND))
     if KIND.BAND:
         bias = operands.bias
         band = bias.band + b * bias.band_b + h * bias.band_h + (sizes.edge - sizes.q_start)
@@ -272,7 +273,7 @@ def masked_logits(
         rows = tl.dot(q, tl.trans(leading), input_precision=KIND.PRECISION)
         if KIND.PRECISION != "ieee":
             rows = tl.dot(q, tl.trans(lower), rows)
-        rows = rows * (operands.product.scale * LOG2E)
+        rows = rows * (operands.product.scale * unit_of(KIND))
         logits += spread_over_keys(rows, r, c, sizes.reach, sizes, KIND.LAST)
     return masked(logits, operands.visible, b, r, c, sizes, KIND, TILE)
 
@@ -285,11 +286,11 @@ def reciprocal(total):
 
 @triton.jit
 def exponentials(q, k, factor, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """exp2(logit - row maximum), and the sum of each row."""
+    """power(logit - row maximum), and the sum of each row."""
     logits = masked_logits(q, k, factor, operands, b, h, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp2(logits - top[:, None])
+    weights = power(logits - top[:, None], KIND)
     return weights, tl.sum(weights, 1)
 
 

@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # by Triton's interp
 
 
 class Tails(NamedTuple):
-    """The two tails in base 2, of a head or of each row: constant + slope * |lag|."""
+    """The two tails in the base of `power`, of a head or of each row: constant + slope * |lag|."""
 
     left: Any
     left_slope: Any
@@ -107,14 +107,55 @@ def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
 
 
 @triton.constexpr_function
-def has_norm(kind):
-    """Whether rows have a norm (row_lse). A plain kernel takes a log-sum-exp alone."""
+def in_base_e(kind):
+    """Whether weights have all digits of float32: base-e logits, and a norm of rows (row_lse).
+
+    Beside a plain kernel, which takes a log-sum-exp alone, they do not.
+    """
     return kind.PRECISION == "ieee" and not kind.FAR
+
+
+@triton.constexpr_function
+def unit_of(kind):
+    """What a logit is multiplied with, to be in the base of `power`."""
+    return 1.0 if in_base_e(kind) else LOG2E.value
+
+
+@triton.jit
+def power(x, KIND: tl.constexpr):
+    """2^x, by one instruction; e^x where logits are in base e.
+
+    A logit times log2(e) is rounded. In float32 that would double the error of a weight.
+    """
+    return exact_exp(x) if in_base_e(KIND) else tl.exp2(x)
+
+
+@triton.jit
+def exact_exp(x):
+    """exp(x) with a relative error of about 1e-7.
+
+    The GPU's instruction computes 2^y, and the rounding error of y = x log2(e) becomes a relative
+    error of the result, 1e-6 at x = -18. All rows of a head share a curve, so that error is the
+    same in all of them and does not cancel in a sum over rows. Here exp(x) is a whole power of two
+    times a series in what is left of x, at most 0.35.
+    """
+    inside = tl.abs(x) < 80.0
+    y = tl.where(inside, x, 0.0)
+    whole = tl.floor(y * LOG2E + 0.5)
+    rest = y - whole * 0.693359375  # log(2) in two parts, of which this one has ten bits
+    rest = rest + whole * 2.12194440e-4
+    series = rest * (1.0 / 5040.0) + 1.0 / 720.0
+    series = series * rest + 1.0 / 120.0
+    series = series * rest + 1.0 / 24.0
+    series = series * rest + 1.0 / 6.0
+    series = series * rest + 0.5
+    series = series * (rest * rest) + rest
+    return tl.where(inside, (series + 1.0) * tl.exp2(whole), tl.exp(x))
 
 
 @triton.jit
 def row_lse(top, total, KIND: tl.constexpr):
-    """lse and norm of each row: a weight is norm * exp2(logit - lse).
+    """lse and norm of each row: a weight is norm * power(logit - lse).
 
     In half precision lse is the log-sum-exp in base 2, and there is no norm. In float32 the
     rounding of a log-sum-exp would show where it is the same in all rows. There lse is the largest
@@ -124,7 +165,7 @@ def row_lse(top, total, KIND: tl.constexpr):
     safe = tl.where(total == 0.0, 1.0, total)
     lse = top
     norm = 1.0 / safe
-    if not has_norm(KIND):
+    if not in_base_e(KIND):
         lse = top + tl.log2(safe)
         norm = 1.0
     return tl.where(total == 0.0, float("inf"), lse), norm
@@ -148,19 +189,19 @@ def load_tails(bias, b, h, row, there, KIND: tl.constexpr):
         tails = bias.tails + b * bias.tail_b + h * bias.tail_h
         if KIND.PER_ROW or KIND.RAW_BAND:
             place = tails + row.to(tl.int64) * bias.tail_q
-            left = tl.load(place, mask=there, other=0.0) * LOG2E
+            left = tl.load(place, mask=there, other=0.0) * unit_of(KIND)
             right = left
             if not (KIND.CAUSAL and KIND.ENDS):  # that call has no right tail
-                right = tl.load(place + 2 * kind, mask=there, other=0.0) * LOG2E
+                right = tl.load(place + 2 * kind, mask=there, other=0.0) * unit_of(KIND)
             if KIND.SLOPES:
-                left_slope = tl.load(place + kind, mask=there, other=0.0) * LOG2E
-                right_slope = tl.load(place + 3 * kind, mask=there, other=0.0) * LOG2E
+                left_slope = tl.load(place + kind, mask=there, other=0.0) * unit_of(KIND)
+                right_slope = tl.load(place + 3 * kind, mask=there, other=0.0) * unit_of(KIND)
         else:
-            left = tl.load(tails) * LOG2E
-            right = tl.load(tails + 2 * kind) * LOG2E
+            left = tl.load(tails) * unit_of(KIND)
+            right = tl.load(tails + 2 * kind) * unit_of(KIND)
             if KIND.SLOPES:
-                left_slope = tl.load(tails + kind) * LOG2E
-                right_slope = tl.load(tails + 3 * kind) * LOG2E
+                left_slope = tl.load(tails + kind) * unit_of(KIND)
+                right_slope = tl.load(tails + 3 * kind) * unit_of(KIND)
     return Tails(left, left_slope, right, right_slope)
 
 
@@ -554,7 +595,7 @@ def near_bias(
     EVEN: tl.constexpr,  # all rows of the tile exist
     OWN_BAND: tl.constexpr,  # this program computed the bands of its rows
 ):
-    """The bias of every cell of a near tile, in base 2 or, if KIND.STARTED, in units of q.k.
+    """The bias of every cell of a near tile, as logits are or, if KIND.STARTED, in units of q.k.
 
     The look-up in a laid-out band needs no comparison (band.py). A raw band is one that was not
     laid out: for few queries, comparisons cost less.
@@ -567,7 +608,7 @@ def near_bias(
         index = lag + sizes.reach
         if KIND.PER_ROW:
             index += place.r * head.band_q
-        bias = tl.load(head.band + index, mask=inside & there, other=0.0) * LOG2E
+        bias = tl.load(head.band + index, mask=inside & there, other=0.0) * unit_of(KIND)
         if KIND.TAILS:
             line = tl.where(lag < 0, tails.left, tails.right)
             if KIND.SLOPES:
