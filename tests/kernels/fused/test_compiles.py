@@ -114,6 +114,46 @@ def assert_a_warp_reads_its_own_line(ttgir: str) -> None:
         assert "warpsPerCTA = [4, 1]" in layouts[name]
 
 
+@pytest.mark.parametrize(("spec", "n_q", "n_k"), [("tisa", 40, 40), ("alibi", 1, 100)])
+def test_kernels_compile_in_float32(
+    spec: str, n_q: int, n_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whence.kernels.fused import backend, tiles
+    from whence.kernels.fused.plan import PLANS, Plan
+
+    names: list[str] = []
+
+    def launch(
+        plan: Plan,
+        kernel: Any,
+        grid: Any,
+        *groups: Any,
+        warps: int = 4,
+        stages: int = 3,
+        fusion: bool = True,
+        **constants: Any,
+    ) -> None:
+        given = {x: y for x, y in constants.items() if x not in ("registers", "chained", "side")}
+        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
+        found = kernel.warmup(*groups, grid=(*grid, 1, 1)[:3], **given, **options)
+        assert "cubin" in found.asm
+        names.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(Plan, "launch", launch)
+    monkeypatch.setattr(backend, "refuse", lambda call: None)
+    monkeypatch.setattr(tiles, "on_hopper", lambda: True)
+    method = build(spec, n_heads=2, d_head=16, causal=True)
+    q, k, v = (torch.zeros(1, 2, n, 16).requires_grad_() for n in (n_q, n_k, n_k))
+    PLANS.forget()
+    try:
+        out = positioned_attention(method, q, k, v, causal=True, backend="fused")
+        out.backward(torch.zeros_like(out))
+    finally:
+        PLANS.forget()
+    kernels = {"tisa": "short_backward_kernel", "alibi": "key_kernel"}
+    assert kernels[spec] in names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(

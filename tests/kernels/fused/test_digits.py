@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence import LagValues, LowRankBias, attend
+from whence import LagBias, LagValues, Line, LowRankBias, attend
 from whence.lag import BUCKETS, GAUSSIANS, LINE, CurveBias
 from whence.units import GAIN
 
@@ -233,6 +233,30 @@ def test_a_curve_s_gradient_beside_a_value_table_is_as_balanced_as_without_one(n
         return max((a.double() - b).abs().max().item() / b.abs().max().item() for a, b in pairs)
 
     assert error(LagValues(torch.randn(1, 3, 16))) < 4 * max(error(None), 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of cells out of sight
+@pytest.mark.parametrize("contracted", [False, True])
+def test_in_float32_weights_are_as_exact_as_pytorch_s_where_slopes_make_logits_large(
+    contracted: bool, request: pytest.FixtureRequest
+) -> None:
+    if contracted:
+        request.getfixturevalue("_fused")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, n, 16) for n in (20, 150, 150))
+    band, *lines = (torch.randn(1, 4, 1, 7), *torch.randn(4, 1, 4, 1))
+
+    def found(dtype: torch.dtype, backend: str) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, band)]
+        left, level, right, other_level = (x.to(dtype) for x in lines)
+        bias = LagBias(leaves[3], Line(level, left), Line(other_level, right))
+        out = attend(*leaves[:3], bias=bias, backend=backend)
+        return [out.detach(), *gradients(out, leaves)]
+
+    truth = found(torch.float64, "reference")
+    same, ours = (found(torch.float32, backend) for backend in ("reference", "fused"))
+    for a, b, t in zip(ours, same, truth, strict=True):
+        assert (a - t).square().mean() < 1.5**2 * (b - t).square().mean()
 
 
 def test_one_bucket_for_all_lags_gets_no_gradient() -> None:

@@ -311,8 +311,10 @@ def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
     lse_delta = plan.empty((b, h, n_q, 2), torch.float32)
     of_rows = task.per_row or inputs.table is not None or inputs.tails is not None
     sloping_rows = task.per_row and numbers.slopes  # every row has a slope of its own
-    # far_lse_delta is rounded once more than lse_delta, which shows where dS should be 0.
-    exact = sloping_rows or numbers.dropout or _sees_one_key(task)
+    # far_lse_delta is rounded once more than lse_delta, which shows where dS should be 0. It has no
+    # part of slopes in float32, which are computed in every cell (far_cells in device/tile.py).
+    sloped = numbers.slopes and task.q.dtype == torch.float32
+    exact = sloping_rows or sloped or numbers.dropout or _sees_one_key(task)
     if of_rows and task.far is None and not exact:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
     if task.q.dtype == torch.float32 and task.far is None:

@@ -23,6 +23,7 @@ from whence.kernels.fused.device.tile import (
     after_dropout,
     columns,
     dropout_keeps,
+    far_cells,
     far_line,
     head_from,
     head_of,
@@ -52,6 +53,7 @@ from whence.kernels.fused.device.tile import (
     rows_there,
     sizes_of,
     skewed,
+    slopes_by_cell,
     store_between_ends,
     store_where,
     table_product,
@@ -133,7 +135,9 @@ def tile_gradient(
     RIGHT_EDGE: tl.constexpr = masked_right(KIND, REGION)
     if KIND.BAND and REGION == 1 and not STARTED:
         logits += tile_bias
-    if KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
+    if KIND.TAILS and REGION != 1 and slopes_by_cell(KIND):
+        logits += far_cells(head.tails, place, sizes, REGION)
+    elif KIND.TAILS and REGION != 1 and (KIND.SLOPES or not PREPARED):
         ahead = place.first_row + sizes.q_start - place.first_key
         LEVEL: tl.constexpr = BY_KEYS and not KIND.PER_ROW
         line = far_line(head.tails, ahead, place.r, REGION, KIND.SLOPES, LEVEL)

@@ -12,6 +12,7 @@ from whence.kernels.fused.device.tile import (
     RowBlock,
     columns,
     dropout_keeps,
+    far_cells,
     far_line,
     head_from,
     head_of,
@@ -43,6 +44,7 @@ from whence.kernels.fused.device.tile import (
     row_lse,
     rows_there,
     sizes_of,
+    slopes_by_cell,
     store_between_ends,
     store_where,
     table_product,
@@ -245,7 +247,9 @@ def attended(
         shift = 0.0
         if NEAR_BAND and not STARTED:
             logits += bias
-        if KIND.TAILS and REGION != 1:
+        if KIND.TAILS and REGION != 1 and slopes_by_cell(KIND):
+            logits += far_cells(head.tails, place, sizes, REGION)
+        elif KIND.TAILS and REGION != 1:
             line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
             shift = line.shift
             if KIND.SLOPES and (KIND.PER_ROW or KIND.RAW_BAND):

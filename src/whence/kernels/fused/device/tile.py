@@ -117,8 +117,11 @@ def in_base_e(kind):
 
 @triton.constexpr_function
 def unit_of(kind):
-    """What a logit is multiplied with, to be in the base of `power`."""
-    return 1.0 if in_base_e(kind) else LOG2E.value
+    """What a logit is multiplied with, to be in the base of `power`.
+
+    It says again what in_base_e says: of two such functions, Triton 3.6 lets none call the other.
+    """
+    return 1.0 if kind.PRECISION == "ieee" and not kind.FAR else LOG2E.value
 
 
 @triton.jit
@@ -455,6 +458,27 @@ def far_line(
                 shift = tails.right - tails.right_slope * (ahead * 1.0)
                 shift -= tails.right_slope * r.to(tl.float32)
     return Line(shift, level, tilt)
+
+
+@triton.constexpr_function
+def slopes_by_cell(kind):
+    """Whether the bias of a far tile is computed for each cell (far_cells), not along a line.
+
+    In float32 with slopes: a logit, which may be large, is then rounded as often as in PyTorch, and
+    alike in all kernels.
+    """
+    return kind.SLOPES and kind.PRECISION == "ieee" and not kind.FAR
+
+
+@triton.jit
+def far_cells(tails, place, sizes, REGION: tl.constexpr):
+    """The bias of every cell of a far tile."""
+    distance = tl.abs(lags_of(place, sizes)).to(tl.float32)
+    if REGION == 0:
+        cells = tails.left + tails.left_slope * distance
+    else:
+        cells = tails.right + tails.right_slope * distance
+    return cells
 
 
 @triton.jit
