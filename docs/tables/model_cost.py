@@ -1,9 +1,12 @@
 """What position costs a whole model: a row for each mode and method, a column for each length."""
 
+import random
+from statistics import median
 from typing import Any
 
 from tables.results_folder import FOLDED, MISSING, ResultsFolder
 
+NEAR = 0.005  # a cost this close to its limit is at its limit
 BELOW = """
 Median of {rounds} turns of {turn} steps. {layers} {of_what} of {width}, {heads} heads, \
 a vocabulary of
@@ -104,23 +107,35 @@ def cost_findings(stored: ResultsFolder) -> str:
             f"Of {len(judged)} promised limits ({limits[0]:.0%} to {limits[-1]:.0%}), {held} hold; "
             "in bold the costs that are above theirs. Empty: not measured.",
         ]
-    return "\n".join(lines) + "\n" + _measured_again(stored)
+    return "\n".join(lines) + "\n" + _at_their_limits(results["records"])
 
 
-def _measured_again(stored: ResultsFolder) -> str:
-    """Costs of a later and shorter run of few models, in a sentence."""
-    results = stored.json("gpu/model_cost_again.json")
-    if results is None:
-        return ""
-    costs = [
-        f"`{r['method']}` at {r['n']:,} tokens, {r['mode']}, {_cost(r)}"
-        for r in results["records"]
-        if r["cost"] is not None and r["method"] != "nope"
-    ]
-    return (
-        f"Measured again in a shorter run with these models alone (commit "
-        f"{results['machine']['commit']}): {'; '.join(costs)}.\n"
+def _at_their_limits(records: list[dict[str, Any]]) -> str:
+    """How sure the costs are that are within half a point of their limit: a line for each."""
+    told = ""
+    for record in records:
+        if record["limit"] is None or record["cost"] is None:
+            continue
+        if abs(record["cost"] - record["limit"]) > NEAR:
+            continue
+        same = [r for r in records if (r["mode"], r["n"]) == (record["mode"], record["n"])]
+        base = next(r for r in same if r["method"] == "nope")
+        low, high = _range(record["turns"], base["turns"])
+        told += (
+            f"At its limit: `{record['method']}`, n = {record['n']:,}, {record['mode']}, "
+            f"{low:+.1%} to {high:+.1%} in 95 of 100 draws of its turns and those of `nope`.\n"
+        )
+    return told
+
+
+def _range(turns: list[float], base: list[float], draws: int = 4000) -> tuple[float, float]:
+    """The cost in 95 of 100 draws: as many turns of each, with repetition, by chance."""
+    pick = random.Random(0).choices
+    costs = sorted(
+        median(pick(turns, k=len(turns))) / median(pick(base, k=len(base))) - 1
+        for _ in range(draws)
     )
+    return costs[draws // 40], costs[-(draws // 40)]
 
 
 def _cost(record: dict[str, Any]) -> str:
