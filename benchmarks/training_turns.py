@@ -348,6 +348,8 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     unknown = set(modes) - {CALLED, *COMPILERS}
     if unknown:
         parser.error(f"modes are called, {', '.join(COMPILERS)}; got {', '.join(sorted(unknown))}")
+    if options.rounds < 1:
+        parser.error(f"--rounds is a number of turns, at least 1; got {options.rounds}")
     size = type(study.size)(**{name: getattr(options, name) for name in asdict(study.size)})
     # The models of all methods share their code, of which the compiler keeps 8 versions by default.
     torch._dynamo.config.recompile_limit = 64

@@ -176,3 +176,15 @@ def test_a_cost_is_shown_with_its_promise_and_verdict(tmp_path: Path) -> None:
         "Empty: not measured.",
     ]
     assert "a GPU, torch 2,\nTriton 3, commit abc" in shown
+    records["t5"]["cost"] = 0.036  # of a limit of 4%
+    path.write_text(json.dumps(found))
+    assert findings(ResultsFolder(tmp_path)).splitlines()[-1] == (
+        "At its limit: `t5`, n = 512, called, -4.5% to +90.0% in 95 of 100 draws of its turns and "
+        "those of `nope`."
+    )
+
+
+def test_a_study_of_no_turns_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        model_cost.main(["--device", "cpu", "--rounds", "0"])
+    assert "--rounds is a number of turns, at least 1; got 0" in capsys.readouterr().err
