@@ -68,10 +68,13 @@ def last_resort() -> Iterator[None]:
 
 
 def with_extra(error: ImportError, *extras: str) -> str:
-    """The message of an ImportError, with the extra that brings the module, and these extras."""
+    """The message of an ImportError, with the extra that brings the module, and these extras.
+
+    A message that names an extra already stands, unless the command needs others besides.
+    """
     module = (error.name or "").partition(".")[0]
     extra = extra_of(module)
-    if extra is None or "whence[" in str(error):
+    if extra is None or ("whence[" in str(error) and not extras):
         return str(error)
     return f"this needs {module}, which is not installed: {install(*sorted({extra, *extras}))}"
 

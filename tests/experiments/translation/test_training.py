@@ -120,7 +120,7 @@ def test_two_processes_have_the_numbers_of_one_with_two_batches_a_step(
 ) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("needs torch.distributed with gloo")
-    changes: dict[str, Any] = {"positions": ["shaw:clip=2"], "dropout": 0.0, "keep_models": False}
+    changes: dict[str, Any] = {"positions": ("shaw:clip=2",), "dropout": 0.0, "keep_models": False}
     one = tiny_translation(data, accumulate=2, **changes)
     (alone,) = run_translation(one, tmp_path / "one").jobs
     fields = one.plain() | {"accumulate": 1}
