@@ -70,13 +70,16 @@ def last_resort() -> Iterator[None]:
 def with_extra(error: ImportError, *extras: str) -> str:
     """The message of an ImportError, with the extra that brings the module, and these extras.
 
-    A message that names an extra already stands, unless the command needs others besides.
+    A message that says itself what to install keeps its words, and names these extras too.
     """
     module = (error.name or "").partition(".")[0]
     extra = extra_of(module)
-    if extra is None or ("whence[" in str(error) and not extras):
+    if extra is None:
         return str(error)
-    return f"this needs {module}, which is not installed: {install(*sorted({extra, *extras}))}"
+    every = install(*sorted({extra, *extras}))
+    if "whence[" in str(error):
+        return str(error).replace(install(extra), every)
+    return f"this needs {module}, which is not installed: {every}"
 
 
 def stop(message: str, code: int) -> NoReturn:

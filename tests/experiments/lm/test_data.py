@@ -175,7 +175,7 @@ def test_the_hub_out_of_reach_or_without_the_name_is_one_line(
     words = "there is no data set nobody/nothing on the hub, or it is not public"
     fails_with(result(), 2, words)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    fails_with(result(), 1, "needs datasets: pip install 'whence[hf]'")
+    fails_with(result(), 1, "is a data set, which needs datasets: pip install 'whence[hf,plot]'")
     assert not (tmp_path / "out").exists()
 
 
