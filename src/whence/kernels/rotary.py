@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from whence.checks import surely_equal
-from whence.kernels.fused.backend import HAS_TRITON, INTERPRETED, by_token
+from whence.kernels.fused.backend import DEVICES, HAS_TRITON, by_token
 from whence.kernels.fused.plain import HALF
 from whence.kernels.fused.plan import PLANS, Plan, layout_of, slots_of
 from whence.rotation import Rotation
@@ -76,7 +76,7 @@ def _suits_kernel(q: Tensor, k: Tensor, frequency: Tensor) -> bool:
     A compiler fuses torch's operations by itself.
     """
     return (
-        (q.is_cuda or INTERPRETED)
+        q.device.type in DEVICES
         and HAS_TRITON
         and not torch.compiler.is_compiling()
         and q.dtype in (torch.float32, *HALF)

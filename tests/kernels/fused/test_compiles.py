@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from simulated_gpu import Hopper
 from whence.methods import build
 from whence.nn import positioned_attention
 
@@ -18,21 +19,6 @@ CURVES = {
     "buckets": [torch.ones(4, 2), torch.zeros(9, dtype=torch.int64), None],
     "line": [torch.ones(2), None, None],
 }
-
-
-class Hopper:
-    """A GPU to compile for, which need not be there."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
 
 
 class Compiling:
@@ -112,46 +98,6 @@ def assert_a_warp_reads_its_own_line(ttgir: str) -> None:
     for name in {x for line in reads for x in re.findall(r"tensor<[^,>]*, (#\w+)>", line)}:
         assert "nvidia_mma<{versionMajor = 3" in layouts[name]
         assert "warpsPerCTA = [4, 1]" in layouts[name]
-
-
-@pytest.mark.parametrize(("spec", "n_q", "n_k"), [("tisa", 40, 40), ("alibi", 1, 100)])
-def test_kernels_compile_in_float32(
-    spec: str, n_q: int, n_k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from whence.kernels.fused import backend, tiles
-    from whence.kernels.fused.plan import PLANS, Plan
-
-    names: list[str] = []
-
-    def launch(
-        plan: Plan,
-        kernel: Any,
-        grid: Any,
-        *groups: Any,
-        warps: int = 4,
-        stages: int = 3,
-        fusion: bool = True,
-        **constants: Any,
-    ) -> None:
-        given = {x: y for x, y in constants.items() if x not in ("registers", "chained", "side")}
-        options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
-        found = kernel.warmup(*groups, grid=(*grid, 1, 1)[:3], **given, **options)
-        assert "cubin" in found.asm
-        names.append(kernel.fn.__name__)
-
-    monkeypatch.setattr(Plan, "launch", launch)
-    monkeypatch.setattr(backend, "refuse", lambda call: None)
-    monkeypatch.setattr(tiles, "on_hopper", lambda: True)
-    method = build(spec, n_heads=2, d_head=16, causal=True)
-    q, k, v = (torch.zeros(1, 2, n, 16).requires_grad_() for n in (n_q, n_k, n_k))
-    PLANS.forget()
-    try:
-        out = positioned_attention(method, q, k, v, causal=True, backend="fused")
-        out.backward(torch.zeros_like(out))
-    finally:
-        PLANS.forget()
-    kernels = {"tisa": "short_backward_kernel", "alibi": "key_kernel"}
-    assert kernels[spec] in names
 
 
 @pytest.mark.slow

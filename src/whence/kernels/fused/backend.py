@@ -318,6 +318,7 @@ MOST_HEADS = 65_535  # batch * heads: CUDA's limit for the second axis of a grid
 # Read once at import: torch.compile traces `refuse`, and can follow a constant but no look-up.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, reads it at import
+DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)  # that have the kernels
 
 # The far keys start at a multiple of GRAIN, so that no tile of the plain kernel is partly used.
 # Where every row has its own band, near tiles cost more than that, so they start sooner.
@@ -331,7 +332,7 @@ FEWEST = 8
 
 def refuse(call: AttentionCall) -> str | None:
     """Why this backend cannot run the call, or None."""
-    if call.q.device.type != "cuda" and not INTERPRETED:
+    if call.q.device.type not in DEVICES:
         return f"runs on an NVIDIA GPU, got {call.q.device.type}. Take backend='sdpa'."
     if not HAS_TRITON:
         return "needs Triton, which is not installed. Take backend='sdpa'."
