@@ -119,7 +119,7 @@ def in_base_e(kind):
 def unit_of(kind):
     """What a logit is multiplied with, to be in the base of `power`.
 
-    It says again what in_base_e says: of two such functions, Triton 3.6 lets none call the other.
+    It repeats the condition of in_base_e: in Triton 3.6 a constexpr_function cannot call another.
     """
     return 1.0 if kind.PRECISION == "ieee" and not kind.FAR else LOG2E.value
 
