@@ -314,7 +314,7 @@ def judged(call: dict[str, Any], least: int = DRAWS, device: str = "cuda") -> di
         draws += [errors_of(call, draw, device) for draw in range(least, MORE_DRAWS)]
         ratios = ratios_of(draws)
     bad = {name: round(ratio, 3) for name, ratio in ratios.items() if not ratio <= 2}
-    worst = round(max(ratios.values()), 3)
+    worst = round(max(ratios.values(), key=lambda x: (x != x, x)), 3)  # NaN before all numbers
     return {**call, "worst": worst, "bad": bad, "draws": len(draws)}
 
 
@@ -407,6 +407,7 @@ def main() -> None:
         done = {row["seed"] for row in before}
         seeds = [seed for seed in seeds if seed not in done]
     start, running, rows = time.time(), options.processes, []
+    told = start
     mp.set_start_method("spawn")
     tasks: Any = mp.Queue()
     found: Any = mp.Queue()
@@ -428,6 +429,10 @@ def main() -> None:
             running -= 1
         else:
             rows.append(row)
+        if time.time() - told > 30:
+            told = time.time()
+            beyond = sum(bool(row["bad"]) for row in rows)
+            print(f"{len(rows)} of {len(seeds)} calls, {beyond} beyond", flush=True)
     for process in workers:
         process.terminate()
     rows = before + [{"commit": where["commit"], **row} for row in rows]

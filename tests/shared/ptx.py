@@ -21,8 +21,59 @@ TYPE = re.compile(r"(pred|tf32|bf16x2|f16x2|bf16|[subf](?:8|16|32|64))$")
 SPECIAL = re.compile(r"%(n?tid|n?ctaid|laneid|warpid)(?:\.([xyz]))?$")
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
-# Of waiting for another kernel, of hints, and of order in a warp, whose threads go in step here.
-WITHOUT_EFFECT = {"griddepcontrol", "prefetch", "fence", "membar", "discard", "nanosleep", "pragma"}
+# What is translated of each instruction: a pattern of what stands after its name.
+INTEGER, ANY = r"[us](16|32|64)", r"([busf](16|32|64))"
+WARP = r"sync\.aligned\."
+FORMS = {
+    "abs": r"f32|s32",
+    "add": rf"(rn\.)?f(32|64)|rn\.bf16(x2)?|{INTEGER}",
+    "and": r"b(16|32|64)|pred",
+    "bar": r"sync|warp\.sync",
+    "bfe": r"[us]32",
+    "bra": r"(uni)?",
+    "copysign": r"f32",
+    "cp": r"async\.((ca|cg)\.shared\.global|commit_group|wait_group|wait_all)",
+    "cvt": r"f32\.b?f16|f64\.f32|rn\.f32\.f64|rn\.b?f16(x2)?\.f32|rn\.satfinite\.f16x2\.f32"
+    r"|r[nmpz]i\.(ftz\.)?f32\.f32|r[nmpz]i\.f64\.f64|rn\.f(32|64)\.[us](32|64)|r[nmpz]i\.[us]32\.f32"
+    rf"|{INTEGER}\.{INTEGER}",
+    "div": r"(full|approx|rn)\.f32|[us](32|64)",
+    "ex2": r"approx\.(ftz\.)?f32",
+    "exit": "",
+    "fence": r"proxy\.async\.shared::cta",
+    "fma": r"rn\.(ftz\.)?f32",
+    "griddepcontrol": r"wait|launch_dependents",
+    "ld": rf"(param|global(\.nc)?|shared)\.(v[24]\.)?([busf]8|{ANY})",
+    "ldmatrix": WARP + r"m8n8\.x[124]\.(trans\.)?shared\.b16",
+    "lg2": r"approx\.(ftz\.)?f32",
+    "lop3": r"b32",
+    "mad": r"lo\.[us](32|64)|wide\.[us](16|32)",
+    "max": r"f32|[us](32|64)|relu\.s32",
+    "min": r"f32|[us](32|64)|relu\.s32",
+    "mma": WARP
+    + r"(m16n8k16\.row\.col\.f32\.(bf16\.bf16|f16\.f16)|m16n8k8\.row\.col\.f32\.tf32\.tf32)\.f32",
+    "mov": rf"{ANY}|pred",
+    "mul": r"(rn\.)?f(32|64)|rn\.bf16(x2)?|hi\.[us]32|lo\.[us](16|32|64)|wide\.[us](16|32)",
+    "neg": r"f32|s(32|64)",
+    "not": r"b(16|32|64)|pred",
+    "or": r"b(16|32|64)|pred",
+    "popc": r"b(32|64)",
+    "prmt": r"b32",
+    "redux": r"sync\.(min|max|add)\.[us]32",
+    "rem": r"[us](32|64)",
+    "ret": r"(uni)?",
+    "selp": ANY,
+    "setp": rf"[a-z]+\.((and|or|xor)\.)?([bf](32|64)|b16|{INTEGER})",
+    "shf": r"[lr]\.(wrap|clamp)\.b32",
+    "shfl": r"sync\.(bfly|idx)\.b32",
+    "shl": r"b(16|32|64)",
+    "shr": r"[bus](16|32|64)",
+    "st": rf"(global|shared)\.(v[24]\.)?([busf]8|{ANY})",
+    "stmatrix": WARP + r"m8n8\.x[124]\.(trans\.)?shared\.b16",
+    "sub": rf"(rn\.)?f(32|64)|rn\.bf16(x2)?|{INTEGER}",
+    "wgmma": r"(fence|commit_group|wait_group)\.sync\.aligned"
+    rf"|mma_async\.{WARP}m64n\d+(k16\.f32\.(bf16\.bf16|f16\.f16)|k8\.f32\.tf32\.tf32)",
+    "xor": r"b(16|32|64)|pred",
+}
 
 
 class UnknownError(Exception):
@@ -94,6 +145,7 @@ class Kernel:
         self.registers: list[int] = []  # bytes of each, 0 for a predicate
         self.shared: dict[str, int] = {}  # bytes that assembly reserves
         self.constants: dict[str, Any] = {}
+        self.waits = False  # for the kernel before it
         self._scopes: list[dict[str, int | str]] = [{}]
         self._labels: dict[str, int] = {}
         self._lines: list[list[Any]] = [[]]
@@ -123,6 +175,8 @@ class Kernel:
             label = re.compile(r"([$%\w]+):(?!:)").match(text, place)
             if label:
                 self._next_block()
+                if label.group(1) in self._labels:
+                    raise UnknownError(f"a second label {label.group(1)}")
                 self._labels[label.group(1)] = len(self._lines) - 1
                 place = label.end()
                 continue
@@ -153,8 +207,7 @@ class Kernel:
         if text.startswith("."):
             return
         statement = Statement(text)
-        if statement.name in WITHOUT_EFFECT:
-            return
+        self.waits |= statement.name == "griddepcontrol" and statement.has("wait")
         names = {x: self._found(x) for x in re.findall(r"[%\w$]+", text)}
         self._lines[-1].append((statement, {x: y for x, y in names.items() if y is not None}))
         if statement.name in ("bra", "ret", "exit", "bar", "barrier") and not statement.has("warp"):
@@ -221,10 +274,10 @@ class Translation:
         self.mask = self.condition or "M"
 
     def __call__(self) -> list[str]:
-        method = getattr(self, f"op_{self.s.name}", None)
-        if method is None:
+        form = FORMS.get(self.s.name)
+        if form is None or not re.fullmatch(form, ".".join(self.s.modifiers)):
             raise UnknownError(self.s.text)
-        lines = method()
+        lines = getattr(self, f"op_{self.s.name}")()
         return lines if isinstance(lines, list) else [lines]
 
     # Operands and results.
@@ -294,6 +347,8 @@ class Translation:
         kind = kind or self.s.type
         target, *rest = self.s.operands
         operands = [self.read(x, kind) for x in rest]
+        if self.s.has("ftz"):
+            operands = [f"flush({x})" for x in operands]
         return self.write(target, form.format(*operands), result or kind)
 
     # Arithmetic.
@@ -326,22 +381,33 @@ class Translation:
         return self.flushed("{0} - {1}")
 
     def flushed(self, form: str) -> str:
-        """A result whose subnormal numbers are 0 if the instruction says so."""
-        if self.s.has("sat"):
-            raise UnknownError(self.s.text)
+        """A result whose subnormal numbers are 0 if the instruction says so.
+
+        Of bfloat16 it is that of float32, rounded: float32 has digits enough for one operation.
+        """
+        kind = self.s.type
+        if kind == "bf16":
+            target, *rest = self.s.operands
+            of_float32 = form.format(*(f"from_bf16({self.read(x, kind)})" for x in rest))
+            return self.write(target, f"to_bf16({of_float32})", kind)
+        if kind == "bf16x2":
+            target, *rest = self.s.operands
+            halves = [
+                form.format(*(f"from_bf16(parted({self.read(x, kind)}, 2)[{i}])" for x in rest))
+                for i in (0, 1)
+            ]
+            return self.write(target, f"joined({', '.join(f'to_bf16({x})' for x in halves)})", kind)
         return self.each(f"flush({form})" if self.s.has("ftz") else form)
 
     def op_mul(self) -> str:
         kind = self.s.type
-        if kind in FLOATS:
+        if kind in (*FLOATS, "bf16", "bf16x2"):
             return self.flushed("{0} * {1}")
         if self.s.has("wide"):
             wide = f"{kind[0]}{16 * size_of(kind)}"
             form = f"wide({{0}}, np.{dtype_of(wide)}) * wide({{1}}, np.{dtype_of(wide)})"
             return self.each(form, kind, wide)
         if self.s.has("hi"):
-            if size_of(kind) != 4:
-                raise UnknownError(self.s.text)
             wide = dtype_of(f"{kind[0]}64")
             form = f"((wide({{0}}, np.{wide}) * wide({{1}}, np.{wide})) >> 32)"
             return self.each(f"{form}.astype(np.{dtype_of(kind)})")
@@ -354,15 +420,10 @@ class Translation:
             target, x, y, z = self.s.operands
             x, y = (f"wide({self.read(a, kind)}, np.{dtype_of(wide)})" for a in (x, y))
             return self.write(target, f"{x} * {y} + {self.read(z, wide)}", wide)
-        if not self.s.has("lo"):
-            raise UnknownError(self.s.text)
         return self.each("{0} * {1} + {2}")
 
     def op_fma(self) -> str:
-        if self.s.type != "f32":
-            raise UnknownError(self.s.text)
-        form = "fma({0}, {1}, {2})"
-        return self.flushed(form)
+        return self.flushed("fma({0}, {1}, {2})")
 
     def op_div(self) -> str:
         if self.s.type not in FLOATS:
@@ -374,13 +435,13 @@ class Translation:
 
     def op_min(self) -> str:
         if self.s.type in FLOATS:
-            return self.each("np.minimum({0}, {1})" if self.s.has("NaN") else "np.fmin({0}, {1})")
+            return self.each("np.fmin({0}, {1})")
         form = "np.minimum({0}, {1})"
         return self.each(f"np.maximum({form}, 0)" if self.s.has("relu") else form)
 
     def op_max(self) -> str:
         if self.s.type in FLOATS:
-            return self.each("np.maximum({0}, {1})" if self.s.has("NaN") else "np.fmax({0}, {1})")
+            return self.each("np.fmax({0}, {1})")
         form = "np.maximum({0}, {1})"
         return self.each(f"np.maximum({form}, 0)" if self.s.has("relu") else form)
 
@@ -393,26 +454,11 @@ class Translation:
     def op_copysign(self) -> str:  # the sign of the first, the number of the second
         return self.each("np.copysign({1}, {0})")
 
-    def op_rcp(self) -> str:
-        return self.flushed("divided(np.float32(1), {0})")
-
-    def op_sqrt(self) -> str:
-        return self.flushed("np.sqrt({0})")
-
-    def op_rsqrt(self) -> str:
-        return self.flushed("np.float32(1) / np.sqrt({0})")
-
     def op_ex2(self) -> str:
         return self.flushed("nearly(np.exp2, {0})")
 
     def op_lg2(self) -> str:
         return self.flushed("nearly(np.log2, {0})")
-
-    def op_sin(self) -> str:
-        return self.flushed("nearly(np.sin, {0})")
-
-    def op_cos(self) -> str:
-        return self.flushed("nearly(np.cos, {0})")
 
     def op_and(self) -> str:
         return self.each("{0} & {1}")
@@ -473,10 +519,6 @@ class Translation:
             value = f"({x} {UNSIGNED[compare]} {y})"
         elif compare.endswith("u") and compare[:-1] in COMPARE:
             value = f"(({x} {COMPARE[compare[:-1]]} {y}) | np.isnan({x}) | np.isnan({y}))"
-        elif compare == "nan":
-            value = f"(np.isnan({x}) | np.isnan({y}))"
-        elif compare == "num":
-            value = f"~(np.isnan({x}) | np.isnan({y}))"
         else:
             raise UnknownError(self.s.text)
         if compare == "ne" and kind in FLOATS:  # is false of what is not a number
@@ -500,15 +542,17 @@ class Translation:
         to, of = self.s.types if len(self.s.types) == 2 else (self.s.types[0], self.s.types[0])
         target, *rest = self.s.operands
         values = [self.read(x, of) for x in rest]
-        if to in ("bf16x2", "f16x2"):
-            half = "bf16" if to == "bf16x2" else "f16"
-            high, low = (f"to_{half}({x}, {self.s.has('satfinite')})" for x in values)
+        if to == "bf16x2":
+            high, low = (f"to_bf16({x})" for x in values)
+            return self.write(target, f"joined({low}, {high})", to)
+        if to == "f16x2":
+            high, low = (f"to_f16({x}, {self.s.has('satfinite')})" for x in values)
             return self.write(target, f"joined({low}, {high})", to)
         (x,) = values
+        if self.s.has("ftz"):
+            x = f"flush({x})"
         if to == "bf16":
-            return self.write(target, f"to_bf16({x}, False)", "b16")
-        if to == "tf32":
-            return self.write(target, f"(({x}.view(np.uint32) + 0x1000) & 0xffffe000)", "b32")
+            return self.write(target, f"to_bf16({x})", "b16")
         if of == "bf16":
             return self.write(target, f"from_bf16({x})", to)
         turn = next((ROUNDINGS[m] for m in self.s.modifiers if m in ROUNDINGS), None)
@@ -518,8 +562,6 @@ class Translation:
             return self.write(target, f"cast({x}, np.{dtype_of(to)})", to)
         if of in FLOATS:
             return self.write(target, f"whole(np.{turn}({x}), np.{dtype_of(to)})", to)
-        if self.s.has("sat"):
-            raise UnknownError(self.s.text)
         return self.write(target, f"{x}.astype(np.{dtype_of(to)})", to)
 
     # Memory.
@@ -530,12 +572,11 @@ class Translation:
         if self.s.has("param"):
             name = source.strip("[] ")
             return [self.write(target, f"S.param({name!r}, np.{dtype_of(kind)})", kind)]
-        space = "shared" if self.s.modifiers[0].startswith("shared") else "global"
-        if space == "global" and not self.s.has("global"):
-            raise UnknownError(self.s.text)
+        space = self.s.modifiers[0]
         address = self.address(source, "u32" if space == "shared" else "u64")
         targets = self.listed(target)
-        lines = [f"X = S.of_{space}.load({address}, {self.mask}, {size_of(kind)}, {len(targets)})"]
+        how = f"{size_of(kind)}, {len(targets)}, {self.s.has('nc')}"
+        lines = [f"X = S.of_{space}.load({address}, {self.mask}, {how})"]
         return lines + [
             self.write(x, f"X[{i}].view(np.{dtype_of(kind)})", kind) for i, x in enumerate(targets)
         ]
@@ -543,17 +584,13 @@ class Translation:
     def op_st(self) -> str:
         target, source = self.s.operands
         kind = self.s.type
-        space = "shared" if self.s.modifiers[0].startswith("shared") else "global"
-        if space == "global" and not self.s.has("global"):
-            raise UnknownError(self.s.text)
+        space = self.s.modifiers[0]
         address = self.address(target, "u32" if space == "shared" else "u64")
         bits = f"b{8 * size_of(kind)}"
         values = ", ".join(self.read(x, bits) for x in self.listed(source))
         return f"S.of_{space}.store({address}, {self.mask}, {size_of(kind)}, [{values}])"
 
     def op_cp(self) -> str:
-        if self.s.modifiers[0] != "async":
-            raise UnknownError(self.s.text)
         if self.s.has("commit_group"):
             return f"S.commit({self.mask})"
         if self.s.has("wait_group"):
@@ -570,7 +607,7 @@ class Translation:
     def op_shfl(self) -> str:
         target, x, lane, clamp = self.s.operands[:4]
         how = self.s.modifiers[1]
-        if int(clamp, 0) not in (31, 0) or "|" in target:
+        if int(clamp, 0) != 31 or "|" in target:
             raise UnknownError(self.s.text)
         value = f"S.shuffled({self.mask}, {how!r}, {self.read(x, 'b32')}, {self.read(lane, 'u32')})"
         return self.write(target, value, "b32")
@@ -580,12 +617,6 @@ class Translation:
         how = next(m for m in self.s.modifiers if m in ("min", "max", "add", "and", "or", "xor"))
         value = f"S.reduced({self.mask}, {how!r}, {self.read(x, self.s.type)})"
         return self.write(target, value, self.s.type)
-
-    def op_vote(self) -> str:
-        target, p = self.s.operands[:2]
-        how = self.s.modifiers[1]
-        kind = "b32" if how == "ballot" else "pred"
-        return self.write(target, f"S.voted({self.mask}, {how!r}, {self.read(p, 'pred')})", kind)
 
     def op_ldmatrix(self) -> list[str]:
         target, source = self.s.operands
@@ -603,10 +634,7 @@ class Translation:
         return f"S.store_matrices({self.mask}, {address}, [{values}], {self.s.has('trans')})"
 
     def op_mma(self) -> list[str]:
-        shape = self.s.modifiers[2]
         kinds = self.s.types
-        if shape not in ("m16n8k16", "m16n8k8") or kinds[0] != "f32" or kinds[3] != "f32":
-            raise UnknownError(self.s.text)
         d, a, b, c = (self.listed(x) for x in self.s.operands)
         bits = [", ".join(self.read(x, "b32") for x in part) for part in (a, b)]
         total = ", ".join(self.read(x, "f32") for x in c)
@@ -614,14 +642,16 @@ class Translation:
         return lines + [self.write(x, f"X[{i}]", "f32") for i, x in enumerate(d)]
 
     def op_wgmma(self) -> list[str] | str:
-        if self.s.has("fence") or self.s.has("commit_group"):
-            return "pass"
+        if self.s.has("fence"):
+            return "pass"  # orders registers, which the driver's compiler looks after
+        if self.s.has("commit_group"):
+            return f"S.commit_products({self.mask})"
         if self.s.has("wait_group"):
-            return f"S.warpgroup_waits({self.mask})"
+            return f"S.wait_products({self.mask}, {int(self.s.operands[0], 0)})"
         shape = next(m for m in self.s.modifiers if re.match(r"m64n\d+k\d+", m))
         kind = self.s.type
         d, a, b, on, *signs = self.s.operands
-        if [int(x) for x in signs[:2]] != [1, 1] or self.s.types[0] != "f32":
+        if [int(x) for x in signs[:2]] != [1, 1]:
             raise UnknownError(self.s.text)
         of_memory = not a.startswith("{")
         turns = [int(x) for x in signs[2:]]
@@ -640,7 +670,13 @@ class Translation:
         ]
         return lines + [self.write(x, f"X[{i}]", "f32") for i, x in enumerate(targets)]
 
+    def op_fence(self) -> str:
+        return f"S.fence({self.mask})"
+
     # Control.
+
+    def op_griddepcontrol(self) -> str:
+        return f"S.may_touch[{self.mask}] = True" if self.s.has("wait") else "pass"
 
     def op_bra(self) -> str:
         target = self.kernel.label(self.s.operands[0])
@@ -658,7 +694,7 @@ class Translation:
     def op_bar(self) -> str:
         if self.s.has("warp"):
             return f"S.whole_warps({self.mask})"
-        if self.s.modifiers != ["sync"] or self.s.operands != ["0"] or self.guard:
+        if self.s.operands != ["0"] or self.guard:
             raise UnknownError(self.s.text)
         return "S.arrive(M)"
 
@@ -707,7 +743,8 @@ def divided(x: Any, y: Any) -> Any:
 def blurred(found: Any, exact: Any, x: Any) -> Any:
     step = (x.view(np.uint32) * np.uint32(2654435761)) >> np.uint32(30)
     beside = (found.view(np.int32) + np.array([-1, 0, 0, 1], np.int32)[step]).view(np.float32)
-    return np.where((found == exact) | ~np.isfinite(beside) | (found == 0), found, beside)
+    kept = (found == exact) | ~np.isfinite(found) | ~np.isfinite(beside) | (found == 0)
+    return np.where(kept, found, beside)
 
 
 def flush(x: Any) -> Any:
@@ -717,10 +754,8 @@ def flush(x: Any) -> Any:
 def quotient(x: Any, y: Any) -> Any:
     """x / y towards 0; what a division by 0 gives is not used."""
     y = np.where(y == 0, y.dtype.type(1), y)
-    if x.dtype.kind == "u":
-        return x // y
-    found = np.abs(x) // np.abs(y)
-    return np.where((x < 0) != (y < 0), -found, found).astype(x.dtype)
+    found = x // y  # rounded down
+    return np.where((found < 0) & (found * y != x), found + x.dtype.type(1), found)
 
 
 def whole(x: Any, dtype: Any) -> Any:
@@ -750,16 +785,13 @@ def funnel(low: Any, high: Any, count: Any, left: bool, wrap: bool) -> Any:
 
 
 def field(x: Any, start: Any, count: Any) -> Any:
-    """Bits start .. start + count of x, with the sign of its last bit if x is signed."""
-    bits = 8 * x.dtype.itemsize
+    """Bits start .. start + count of 32, with the sign of the last of them if x is signed."""
     start, count = (np.broadcast_to(y & 255, x.shape).astype(np.int64) for y in (start, count))
-    found = (x.astype(np.int64) & ((1 << bits) - 1 if bits < 64 else -1)) >> np.minimum(start, 63)
-    found = np.where(count > 0, found & ((1 << np.minimum(count, 62)) - 1), 0)
-    if x.dtype.kind == "i":
-        top = np.minimum(start + count - 1, bits - 1)
-        sign = (x.astype(np.int64) >> top) & 1
-        found = np.where((count > 0) & (sign == 1), found - (1 << np.minimum(count, 62)), found)
-    return found.astype(x.dtype)
+    found = x.astype(np.int64) >> np.minimum(start, 63)
+    unused = 64 - np.clip(count, 1, 63)
+    if x.dtype.kind == "u":
+        found, unused = found.astype(np.uint64), unused.astype(np.uint64)
+    return np.where(count > 0, (found << unused) >> unused, 0).astype(x.dtype)
 
 
 def permuted(x: Any, y: Any, how: Any) -> Any:
@@ -801,7 +833,7 @@ def parted(x: Any, count: int) -> list[Any]:
     return [(x >> target(8 * size * i)).astype(WORDS[size]) for i in range(count)]
 
 
-def to_bf16(x: Any, clipped: bool) -> Any:
+def to_bf16(x: Any) -> Any:
     bits = x.view(np.uint32)
     found = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint32(0x7FFF), found).astype(np.uint16)

@@ -7,12 +7,20 @@ All threads go in step, as arrays (ptx.py). Threads that branch differently wait
 the program goes on: the block that comes first in the text runs first. What is an error here and
 nothing, or chance, on a GPU:
 
-- an address outside of the given tensors or of shared memory, or not aligned;
+- an address outside of the elements of the given tensors or of shared memory, or not aligned;
 - a race: a number that two warps read and write without a barrier between them, or two programs at
   all, unless both write the same;
-- data of an asynchronous copy that is read before it was waited for (it is not a number until then);
-- shared memory that nobody wrote (not a number either);
+- memory that an asynchronous copy or product still uses: a copy's target that is read or written,
+  or a product's operand that is written, before it was waited for; an operand without the fence
+  that shows it to the tensor cores; global memory that is touched before the wait for the kernel
+  before, if there is such a wait, or read as constant after this kernel wrote it;
+- shared memory that nobody wrote;
 - an instruction of a warp, or of four, that not all of their threads run.
+
+What it does not see: a race between threads of one warp, or between halves of a word that two warps
+write; a register that a product in flight still uses, which the driver's compiler looks after;
+global memory that nobody wrote; kernels that run at once. Sums of tensor cores are rounded towards
+0 once an instruction; on a GPU each addition in it may be.
 """
 
 import ctypes
@@ -21,6 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from ptx import END, WORDS, Kernel, from_bf16
@@ -29,7 +38,7 @@ BASE = 1 << 33  # the address at which global memory begins
 GAP = 4096  # bytes that belong to nobody, between tensors
 POISON = np.uint32(0x7FC17FC1)  # not a number in float32, and twice not one in half precision
 MOST_THREADS = 1 << 14  # of all programs that run at once
-MANY_WARPS, MANY_PROGRAMS = 255, np.int64(1 << 62)
+MANY_WARPS, MANY_PROGRAMS = 255, np.int64(1 << 62)  # in place of one warp, of a whole use
 
 
 class GpuError(Exception):
@@ -37,12 +46,18 @@ class GpuError(Exception):
 
 
 class Space:
-    """Memory of bytes, with what each of its words was last used for."""
+    """Memory of bytes, with what each of its words was last used for.
 
-    def __init__(self, n_bytes: int) -> None:
+    A use is a number: program, barriers of the program so far, and warp (`Machine.who`).
+    """
+
+    def __init__(self, n_bytes: int, *, written: bool) -> None:
+        self._written = written  # it has its contents before the kernel starts
         self.words = np.full(-(-n_bytes // 16) * 4, POISON, np.uint32)
         self.writers = np.zeros(len(self.words), np.int64)
         self.readers = np.zeros(len(self.words), np.int64)
+        self.in_flight = np.zeros(len(self.words), np.int16)  # products that read it; -1: a copy
+        self.unfenced = np.zeros(len(self.words), bool)  # tensor cores may not see what was written
 
     def read(self, at: Any, size: int, count: int, who: Any | None) -> list[Any]:
         """`count` numbers of so many bytes from each of these offsets on."""
@@ -51,7 +66,7 @@ class Space:
         found = [whole[first + i] for i in range(count)]
         if who is not None:
             for word in range(at_least_one(size * count // 4)):
-                self._note_read(at // 4 + word, who)
+                self.note_read(at // 4 + word, who)
         return found
 
     def write(self, at: Any, size: int, values: Sequence[Any], who: Any | None) -> None:
@@ -70,22 +85,29 @@ class Space:
                 if lost.any() and not agreed(first + i, value, who):
                     raise GpuError("two warps write different numbers to one address at once")
 
-    def _note_read(self, cell: Any, who: Any) -> None:
+    def note_read(self, cell: Any, who: Any) -> None:
+        """These words are read, each by this warp."""
         if conflicts(self.writers[cell], who).any():
             raise GpuError("a number is read that another warp writes, without a barrier between")
-        old = self.readers[cell]
-        new = merged(old, who)
-        self.readers[cell] = new
-        kept = self.readers[cell]
-        if (kept != new).any():  # several warps read the same word at once
-            self.readers[cell] = np.where(kept != new, merged(kept, new), new)
+        if (self.in_flight[cell] < 0).any():
+            raise GpuError("the target of a copy is read that was not waited for")
+        if not self._written and not self.writers[cell].all():
+            raise GpuError("memory is read that nobody wrote")
+        seen = merged(self.readers[cell], who)
+        self.readers[cell] = seen
+        # Of several warps that read one word at once, NumPy keeps the last. The others come again.
+        while (missing := merged(kept := self.readers[cell], seen) != kept).any():
+            self.readers[cell[missing]] = merged(kept, seen)[missing]
 
     def _note_write(self, cell: Any, who: Any, same: Any, apart: bool) -> None:
         if (conflicts(self.readers[cell], who) & ~same).any():
             raise GpuError("a number is written that another warp reads, without a barrier between")
         if apart and (conflicts(self.writers[cell], who) & ~same).any():
             raise GpuError("two warps write a number, without a barrier between")
+        if self.in_flight[cell].any():
+            raise GpuError("memory is written that a copy or a product in flight uses")
         self.writers[cell] = who
+        self.unfenced[cell] = True
 
 
 def agreed(at: Any, value: Any, who: Any) -> bool:
@@ -136,11 +158,16 @@ class GlobalMemory:
             end += start % 512
             self._parts.append((start, stop - start, end))
             end = -(-(end + stop - start + GAP) // 512) * 512
-        self.space = Space(end)
+        self.space = Space(end, written=True)
         self.valid = np.zeros(4 * len(self.space.words), bool)
         for start, size, offset in self._parts:
             self._bytes(offset, size)[:] = real(start, size)
-            self.valid[offset : offset + size] = True
+        for x in tensors:
+            if x.numel():
+                size = x.element_size()
+                strides = [*(size * stride for stride in x.stride()), 1]
+                first = self.valid[self.address(x) - BASE :]
+                as_strided(first, (*x.shape, size), strides)[...] = True
 
     def address(self, x: Tensor) -> int:
         """Where a tensor is."""
@@ -186,12 +213,16 @@ class Port:
     def __init__(self, machine: "Machine", space: Space) -> None:
         self._machine, self._space = machine, space
 
-    def load(self, address: Any, mask: Any, size: int, count: int) -> list[Any]:
+    def load(
+        self, address: Any, mask: Any, size: int, count: int, constant: bool = False
+    ) -> list[Any]:
         """`count` numbers from each address; 0 for a thread that the mask leaves out."""
         machine = self._machine
         all_ = mask.all()
         there = slice(None) if all_ else np.flatnonzero(mask)
         at = self.offsets(address, there, size * count, "a load")
+        if constant and self._space.writers[at // 4].any():
+            raise GpuError("a number is read as constant that this kernel wrote")
         found = self._space.read(at, size, count, machine.who(there))
         if all_:
             return found
@@ -217,6 +248,8 @@ class Port:
 class GlobalPort(Port):
     def offsets(self, address: Any, there: Any, size: int, what: str) -> Any:
         whole = np.broadcast_to(address, self._machine.lanes)
+        if not self._machine.may_touch[there].all():
+            raise GpuError(f"{what} before the wait for the kernel before")
         return self._machine.memory.offsets(whole[there], size, what)
 
 
@@ -249,8 +282,7 @@ class Machine:
     ) -> None:
         self.kernel, self.memory, self.grid, self.threads = kernel, memory, grid, threads
         self.checked = checked
-        given = [*params, *[0] * (len(kernel.params) - len(params))]  # Triton adds two of its own
-        self.params = dict(zip(kernel.params, given, strict=True))
+        self.params = dict(zip(kernel.params, params, strict=True))
         self.places, end = {}, 0
         for name, size in kernel.shared.items():
             self.places[name] = end
@@ -283,11 +315,14 @@ class Machine:
         self._program = (program.astype(np.int64) + 1) << 40
         self._warp = (tid // 32 + 1).astype(np.int64)
         self._epoch = np.ones(self.lanes, np.int64)  # barriers of the program, so far
-        self._shared = Space(len(programs) * self.shared_bytes)
+        self._shared = Space(len(programs) * self.shared_bytes, written=False)
         self.of_shared = SharedPort(self, self._shared)
         self.of_global = GlobalPort(self, self.memory.space)
         self._copies: list[tuple[Any, Any, Any, Any, int]] = []
         self._committed = np.zeros(self.lanes, np.int64)
+        self._products: list[tuple[Any, Any, Any]] = []  # in flight: groups, their numbers, words
+        self._products_committed = np.zeros(self.lanes // 128, np.int64)
+        self.may_touch = self.none.copy() if self.kernel.waits else self.all  # global memory
         self.waiting = self.none.copy()
         sizes = {0: bool, **WORDS}
         registers = [np.zeros(self.lanes, sizes[size]) for size in self.kernel.registers]
@@ -298,7 +333,7 @@ class Machine:
                 ready = ~self.waiting & (place < END)
                 if not ready.any():
                     if not self.waiting.any():
-                        return
+                        return self._end()
                     self._release(place)
                     continue
                 number = place[ready].min()
@@ -309,6 +344,10 @@ class Machine:
                 except GpuError as error:
                     raise GpuError(f"{self.kernel.name}, block {number}: {error}") from None
                 place[active] = following if isinstance(following, int) else following[active]
+
+    def _end(self) -> None:
+        if self._copies or self._products:
+            raise GpuError(f"{self.kernel.name} ends with a copy or a product in flight")
 
     def _release(self, place: Any) -> None:
         """Let all go on that wait, which are all that have not ended."""
@@ -377,6 +416,8 @@ class Machine:
             words[:, some] = self.memory.space.read(origin, 4, size // 4, who)
         poison = [np.full(len(there), POISON)] * (size // 4)
         self._shared.write(at, 4, poison, self.who(there))
+        if self.checked:
+            self._shared.in_flight[cells_of(at, size)] = -1
         self._copies.append((there, self._committed[there], at, words, size))
 
     def wait_copies(self, mask: Any, but: int) -> None:
@@ -386,6 +427,7 @@ class Machine:
             done = mask[there] & (group < self._committed[there] - but)
             if done.any():
                 who = self.who(there[done])
+                self._shared.in_flight[cells_of(at[done], size)] = 0
                 self._shared.write(at[done], 4, list(words[:, done]), who)
             if not done.all():
                 left.append((there[~done], group[~done], at[~done], words[:, ~done], size))
@@ -407,15 +449,6 @@ class Machine:
         functions = {"min": np.min, "max": np.max, "add": np.sum}
         warps = np.broadcast_to(x, self.lanes).reshape(-1, 32)
         return np.repeat(functions[how](warps, axis=1), 32).astype(x.dtype)
-
-    def voted(self, mask: Any, how: str, p: Any) -> Any:
-        """Whether any or all threads of the warp say yes, or which."""
-        self.whole_warps(mask)
-        warps = np.broadcast_to(p, self.lanes).reshape(-1, 32)
-        if how == "ballot":
-            bits = (warps.astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(1)
-            return np.repeat(bits.astype(np.uint32), 32)
-        return np.repeat({"any": warps.any(1), "all": warps.all(1)}[how], 32)
 
     # Matrices of 8 x 8 numbers of 16 bits, and tensor cores.
 
@@ -476,12 +509,29 @@ class Machine:
         results = []
         for i, x in enumerate(c):
             row, column = lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2
-            results.append((x.reshape(-1, 32) + total[:, row, column]).astype(np.float32).ravel())
+            results.append(chopped(x.reshape(-1, 32) + total[:, row, column]).ravel())
         return results
 
-    def warpgroup_waits(self, mask: Any) -> None:
-        """Products are done at once here."""
-        self.whole_warps(mask)
+    def fence(self, mask: Any) -> None:
+        """Show the tensor cores what the programs of these threads have written."""
+        programs = mask.reshape(-1, self.threads).any(1)
+        self._shared.unfenced.reshape(len(programs), -1)[programs] = False
+
+    def commit_products(self, mask: Any) -> None:
+        """The products so far are a group."""
+        self._products_committed[whole_groups(mask)] += 1
+
+    def wait_products(self, mask: Any, but: int) -> None:
+        """Wait for all groups of products but the last ones. Their numbers are there already."""
+        waits = np.zeros(len(self._products_committed), bool)
+        waits[whole_groups(mask)] = True
+        left = []
+        for groups, numbers, cells in self._products:
+            done = waits[groups] & (numbers < self._products_committed[groups] - but)
+            np.subtract.at(self._shared.in_flight, cells[done], 1)
+            if not done.all():
+                left.append((groups[~done], numbers[~done], cells[~done]))
+        self._products = left
 
     def warpgroup_product(
         self,
@@ -495,9 +545,7 @@ class Machine:
         on: Any,
     ) -> list[Any]:
         """Tensor cores of four warps: [64, k] times [k, n], with the operands in shared memory."""
-        groups = mask.reshape(-1, 128)
-        if (groups.any(1) != groups.all(1)).any():
-            raise GpuError("some threads of four warps miss an instruction of them all")
+        whole_groups(mask)
         n, depth = (int(x) for x in re.findall(r"[nk](\d+)", shape))
         count = self.lanes // 128
         per = 2 if kind != "tf32" else 1
@@ -518,7 +566,7 @@ class Machine:
             row = lane // 32 * 16 + lane % 32 // 4 + i % 4 // 2 * 8
             column = i // 4 * 8 + lane % 4 * 2 + i % 2
             before = np.where(on, x, np.float32(0)).reshape(count, 128)
-            results.append((before + total[:, row, column]).astype(np.float32).ravel())
+            results.append(chopped(before + total[:, row, column]).ravel())
         return results
 
     def _operand(
@@ -526,7 +574,11 @@ class Machine:
     ) -> Any:
         """A matrix [group, row, depth] in shared memory, laid out as a descriptor says."""
         size = 2 if kind != "tf32" else 4
-        descriptor = np.broadcast_to(descriptor, self.lanes)[::128].astype(np.uint64)
+        given = np.broadcast_to(descriptor, self.lanes).reshape(-1, 128)
+        descriptor = given[:, 0].astype(np.uint64)
+        groups = whole_groups(mask)
+        if (given[groups] != given[groups, :1]).any():
+            raise GpuError("threads of four warps give different operands")
 
         def bits(first: int, count: int) -> Any:
             return ((descriptor >> np.uint64(first)) & np.uint64((1 << count) - 1)).astype(np.int64)
@@ -534,9 +586,9 @@ class Machine:
         start, leading, stride = (bits(x, 14)[:, None, None] * 16 for x in (0, 16, 32))
         swizzle = bits(62, 2)
         width = {0: 16, 1: 128, 2: 64, 3: 32}
-        found = set(swizzle[mask[::128]].tolist())
-        if len(found) != 1:
-            raise GpuError("programs lay out an operand in different ways")
+        found = set(swizzle[groups].tolist())
+        if len(found) != 1 or bits(49, 3)[groups].any():
+            raise GpuError("programs lay out an operand in different ways, or from an offset on")
         (how,) = found
         pitch = width[how]  # bytes of a row of the pattern
         row, k = np.arange(rows)[None, :, None], np.arange(depth)[None, None, :]
@@ -552,16 +604,46 @@ class Machine:
         at = start + at
         if how:
             at = at ^ ((at >> 7 & (pitch // 16 - 1)) << 4)
-        groups = np.flatnonzero(mask[::128])
-        flat = at[groups].reshape(len(groups), -1)
-        there = np.repeat(groups * 128, flat.shape[1])
-        if (flat + size > self.shared_bytes).any() or (flat < 0).any():
+        at = at[groups]
+        if (at + size > self.shared_bytes).any() or (at < 0).any():
             raise GpuError("an operand beyond shared memory")
-        offsets = flat.ravel() + self.first_byte[there]
-        (numbers,) = self._shared.read(offsets, size, 1, self.who(there))
+        at = at + self.first_byte[groups * 128][:, None, None]
+        if self.checked:
+            words = at if size == 4 else at[:, ::2] if turned else at[:, :, ::2]
+            self._lend(groups, words.reshape(len(groups), -1) // 4)
+        (numbers,) = self._shared.read(at.ravel(), size, 1, None)
         whole = np.zeros((self.lanes // 128, rows, depth))
         whole[groups] = as_numbers(numbers, kind).reshape(len(groups), rows, depth)
         return whole
+
+    def _lend(self, groups: Any, cells: Any) -> None:
+        """All four warps of each group read these words until the product is waited for."""
+        who = self.who(groups * 128)
+        assert who is not None
+        self._shared.note_read(cells.ravel(), np.repeat(who | MANY_WARPS, cells.shape[1]))
+        if self._shared.unfenced[cells].any():
+            raise GpuError("tensor cores read what was written without a fence since")
+        np.add.at(self._shared.in_flight, cells, 1)
+        self._products.append((groups, self._products_committed[groups], cells))
+
+
+def cells_of(at: Any, size: int) -> Any:
+    """The words of so many bytes from each offset on."""
+    return (at // 4)[:, None] + np.arange(size // 4)
+
+
+def whole_groups(mask: Any) -> Any:
+    """The groups of four warps in a mask, of which no thread may be missing."""
+    groups = mask.reshape(-1, 128)
+    if (groups.any(1) != groups.all(1)).any():
+        raise GpuError("some threads of four warps miss an instruction of them all")
+    return np.flatnonzero(groups[:, 0])
+
+
+def chopped(x: Any) -> Any:
+    """As float32, rounded towards 0."""
+    found = x.astype(np.float32)
+    return np.where(np.abs(found) > np.abs(x), np.nextafter(found, np.float32(0)), found)
 
 
 def as_numbers(x: Any, kind: str) -> Any:

@@ -91,6 +91,7 @@ def start(compiled: Any, grid: tuple[int, int, int], given: Any, checked: bool) 
         for kind, x in zip(compiled.src.signature.values(), given, strict=False)
         for x in arguments(kind, x)
     ]
+    params += [0, 0]  # memory for the whole grid and for a profiler, which these kernels do not use
     machine = Machine(
         TRANSLATED[compiled],
         memory,

@@ -16,7 +16,6 @@ HEAD = """
 .address_size 64
 .extern .shared .align 16 .b8 global_smem[];
 .visible .entry made(.param .u64 .ptr .global .align 1 made_param_0, .param .u32 made_param_1)
-.reqntid 64
 {
     .reg .pred %p<4>;
     .reg .b16 %rs<4>;
@@ -32,20 +31,23 @@ HEAD = """
 """
 
 
-def run(body: str, x: Tensor, number: Any = 0, grid: int = 1, shared: int = 256) -> Tensor:
-    """Run 64 threads on a tensor; their word is at [%rd3]."""
+def run(
+    body: str, x: Tensor, number: Any = 0, grid: int = 1, shared: int = 256, threads: int = 64
+) -> Tensor:
+    """Run threads on a tensor; their word is at [%rd3]."""
     memory = GlobalMemory([x])
     kernel = Kernel(HEAD + body + "\nret;\n}")
-    params = [memory.address(x), number]
-    Machine(kernel, memory, shared=shared, threads=64, grid=(grid, 1, 1), params=params).run()
+    sizes = {"shared": shared, "threads": threads, "grid": (grid, 1, 1)}
+    Machine(kernel, memory, params=[memory.address(x), number], **sizes).run()
     memory.give_back()
     return x
 
 
-def stored(body: str, number: Any = 0) -> np.ndarray[Any, Any]:
+def stored(body: str, number: Any = 0, threads: int = 64, **options: Any) -> np.ndarray[Any, Any]:
     """What the threads have in %r10."""
     body += "\nst.global.b32 [%rd3], %r10;"
-    return run(body, torch.zeros(64, dtype=torch.int32), number).numpy()
+    x = torch.zeros(threads, dtype=torch.int32)
+    return run(body, x, number, threads=threads, **options).numpy()
 
 
 def words(*numbers: float) -> Tensor:
@@ -70,6 +72,29 @@ def test_what_is_read_is_not_overwritten_before_a_barrier() -> None:
     stored(body.format(again="bar.sync 0;"))
     with pytest.raises(GpuError, match="written that another warp reads"):
         stored(body.format(again=""))
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_what_several_warps_or_programs_read_at_once_none_of_them_may_write(writer: int) -> None:
+    warps = f"""
+    mov.b32 %r11, 0;
+    st.shared.b32 [%r11], 7;
+    bar.sync 0;
+    ld.shared.b32 %r10, [%r11];
+    shr.u32 %r12, %r1, 5;
+    setp.eq.u32 %p1, %r12, {writer};
+    @%p1 st.shared.b32 [%r11], 9;
+    """
+    programs = f"""
+    ld.global.b32 %r10, [%rd1];
+    mov.u32 %r11, %ctaid.x;
+    setp.eq.u32 %p1, %r11, {writer};
+    setp.eq.and.u32 %p1, %r1, 32, %p1;
+    @%p1 st.global.b32 [%rd1], 9;
+    """
+    for body, grid in ((warps, 1), (programs, 2)):
+        with pytest.raises(GpuError, match="written that another warp reads"):
+            run(body, torch.zeros(64, dtype=torch.int32), grid=grid)
 
 
 def test_threads_of_a_warp_need_no_barrier() -> None:
@@ -100,24 +125,114 @@ def test_an_address_outside_of_all_tensors_or_not_aligned_is_an_error() -> None:
             run(body, x)
 
 
+def test_what_lies_between_the_elements_of_a_view_is_outside_of_it() -> None:
+    x = torch.zeros(64, 2, dtype=torch.int32)[:, 0]
+    body = "add.s64 %rd2, %rd2, %rd2; add.s64 %rd3, %rd1, %rd2; st.global.b32 [%rd3{}], %r1;"
+    assert run(body.format(""), x).tolist() == list(range(64))
+    with pytest.raises(GpuError, match="a store outside of all tensors"):
+        run(body.format("+4"), x)
+
+
 def test_masked_threads_touch_nothing() -> None:
     body = "setp.lt.u32 %p1, %r1, 60; @%p1 st.global.b32 [%rd3+16], %r1;"
     assert run(body, torch.zeros(64, dtype=torch.int32))[4:].tolist() == list(range(60))
 
 
-def test_shared_memory_that_nobody_wrote_is_no_number() -> None:
-    assert np.isnan(stored("ld.shared.b32 %r10, [%r2];").view(np.float32)).all()
+def test_shared_memory_that_nobody_wrote_is_not_read() -> None:
+    with pytest.raises(GpuError, match="nobody wrote"):
+        stored("ld.shared.b32 %r10, [%r2];")
+
+
+START = """
+    shl.b32 %r2, %r1, 4;
+    mul.wide.u32 %rd4, %r1, 16;
+    add.s64 %rd4, %rd1, %rd4;
+    cp.async.cg.shared.global [%r2], [%rd4], 0x10;
+    cp.async.commit_group;
+"""
+WAIT = "cp.async.wait_group {};"
+LOAD = "ld.shared.b32 %r10, [%r2+4]; bar.sync 0; st.global.b32 [%rd3], %r10;"
 
 
 def test_a_copy_is_there_once_it_was_waited_for() -> None:
     x = torch.arange(256, dtype=torch.int32)
-    start = "shl.b32 %r2, %r1, 4; mul.wide.u32 %rd4, %r1, 16; add.s64 %rd4, %rd1, %rd4;"
-    start += "cp.async.cg.shared.global [%r2], [%rd4], 0x10; cp.async.commit_group;"
-    load = "bar.sync 0; ld.shared.b32 %r10, [%r2+4]; st.global.b32 [%rd3], %r10;"
-    late = run(f"{start} cp.async.wait_group 0; {load}", x.clone(), shared=1024)
+    late = run(START + WAIT.format(0) + LOAD, x.clone(), shared=1024)
     assert late[:64].tolist() == x[1::4].tolist()
-    early = run(f"{start} cp.async.wait_group 1; {load}", x.clone(), shared=1024)
-    assert early[:64].view(torch.float32).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (WAIT.format(1) + LOAD, "read that was not waited for"),
+        ("st.shared.b32 [%r2], 5;" + WAIT.format(0), "a copy or a product in flight uses"),
+        ("", "ends with a copy or a product in flight"),
+    ],
+)
+def test_a_copy_in_flight_is_left_alone(body: str, message: str) -> None:
+    with pytest.raises(GpuError, match=message):
+        run(START + body, torch.arange(256, dtype=torch.int32), shared=1024)
+
+
+# A matrix [64, 16] of ones times one of [16, 8], in bfloat16: an operand's blocks of 8 x 8 are 128
+# bytes each, the next in depth 1,024 bytes on in the first, 128 in the second.
+ONES = 0x3F803F80  # two of them
+FILL = f"""
+    mov.b64 %rd5, {64 << 16 | 8 << 32};
+    mov.b64 %rd6, {128 | 8 << 16 | 8 << 32};
+    mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0;
+    st.shared.b32 [%r2], {ONES}; st.shared.b32 [%r2+512], {ONES}; st.shared.b32 [%r2+1024], {ONES};
+    st.shared.b32 [%r2+1536], {ONES}; st.shared.b32 [%r2+2048], {ONES};
+"""
+FENCE = "fence.proxy.async.shared::cta;"
+MULTIPLY = """
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16
+        {%r10, %r11, %r12, %r13}, %rd5, %rd6, 1, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;
+"""
+DONE = "wgmma.wait_group.sync.aligned {};"
+
+
+def multiplied(body: str) -> np.ndarray[Any, Any]:
+    return stored(FILL + body, threads=128, shared=2560).view(np.float32)
+
+
+def test_four_warps_multiply_two_matrices_in_shared_memory() -> None:
+    assert (multiplied(FENCE + "bar.sync 0;" + MULTIPLY + DONE.format(0)) == 16).all()
+    assert (multiplied("bar.sync 0;" + FENCE + MULTIPLY + DONE.format(0)) == 16).all()
+
+
+ZERO = "setp.lt.u32 %p1, %r1, 32; @%p1 st.shared.b32 [%r2], 0;"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("bar.sync 0;" + MULTIPLY + DONE.format(0), "without a fence"),
+        (FENCE + MULTIPLY + DONE.format(0), "without a barrier between"),
+        (f"bar.sync 0; {ZERO} {FENCE} {MULTIPLY}" + DONE.format(0), "without a barrier between"),
+        (f"bar.sync 0; {FENCE} {MULTIPLY} bar.sync 0; {ZERO}" + DONE.format(0), "in flight uses"),
+        (f"bar.sync 0; {FENCE} {MULTIPLY}" + DONE.format(1), "ends with a copy or a product"),
+    ],
+    ids=["no fence", "no barrier", "an own word", "an early write", "no wait"],
+)
+def test_operands_of_a_product_are_shown_and_left_alone(body: str, message: str) -> None:
+    with pytest.raises(GpuError, match=message):
+        multiplied(body)
+
+
+def test_memory_that_a_kernel_writes_is_not_constant() -> None:
+    body = "{} bar.sync 0; ld.global.nc.b32 %r10, [%rd3]; bar.sync 0;"
+    stored(body.format(""))
+    with pytest.raises(GpuError, match="read as constant"):
+        stored(body.format("st.global.b32 [%rd3], %r1;"))
+
+
+def test_a_chained_kernel_waits_for_the_one_before() -> None:
+    wait, load = "griddepcontrol.wait;", "ld.global.b32 %r10, [%rd3];"
+    stored(wait + load)
+    with pytest.raises(GpuError, match="before the wait for the kernel before"):
+        stored(load + wait)
 
 
 def test_warps_that_branch_differently_meet_again() -> None:
@@ -158,6 +273,12 @@ def test_an_instruction_of_a_warp_that_some_of_its_threads_miss_is_an_error() ->
             "div.s32 %r10, -7, 2; rem.s32 %r11, -7, 2; mul.lo.s32 %r11, %r11, 16; add.s32 %r10, %r10, %r11;",
             -19,
         ),
+        ("div.s32 %r10, 0x80000000, 3;", -715827882),
+        ("bfe.s32 %r10, 0xF0000000, 28, 8;", -1),
+        ("bfe.u32 %r10, %r9, 40, 8;", 0),
+        ("mul.rn.bf16x2 %r10, 0x3F804000, 0x40403F81;", 0x40404001),
+        ("cvt.rmi.ftz.f32.f32 %r10, 0f80000001;", words(-0.0).item()),
+        ("ex2.approx.f32 %r10, 0f43480000;", words(float("inf")).item()),
         ("mul.hi.u32 %r10, %r9, %r9;", 0x12345678**2 >> 32),
         ("cvt.rn.f32.s32 %r10, -3;", words(-3.0).item()),
         ("cvt.rzi.s32.f32 %r10, 0fC0700000;", -3),
@@ -182,6 +303,17 @@ def test_a_product_and_a_sum_are_rounded_once() -> None:
     assert stored(body, words(one).item()).view(np.float32)[0] == np.float32(one * one - 1)
 
 
-def test_an_instruction_that_is_not_known_is_an_error() -> None:
-    with pytest.raises(UnknownError, match="atom"):
-        stored("atom.global.add.u32 %r10, [%rd1], 1;")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "atom.global.add.u32 %r10, [%rd1], 1;",
+        "add.rz.f32 %r10, %r9, %r9;",
+        "max.bf16 %rs1, %rs2, %rs3;",
+        "cvt.sat.f32.f32 %r10, %r9;",
+        "shfl.sync.down.b32 %r10, %r9, 1, 31, -1;",
+        "cp.async.cg.shared.global.L2::cache_hint [0], [%rd1], 16, %rd5;",
+    ],
+)
+def test_an_instruction_that_is_not_known_is_an_error(body: str) -> None:
+    with pytest.raises(UnknownError, match=body.split(" ")[0]):
+        stored(body)

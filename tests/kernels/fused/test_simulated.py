@@ -5,6 +5,7 @@ reads or writes outside of its tensors, and no two warps race.
 """
 
 import os
+import re
 from typing import Any
 from unittest.mock import patch
 
@@ -124,21 +125,33 @@ def test_rotations_are_turned_as_by_definition(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, wanted, rtol=30 * eps, atol=30 * eps)
 
 
-def test_a_kernel_without_its_barriers_races() -> None:
+@pytest.mark.parametrize(
+    ("mode", "missing", "instead", "message"),
+    [
+        ("short", r"bar\.sync", "bar.warp.sync", "without a barrier between"),
+        ("one pass", r"cp\.async\.wait_group[^;]*", "", "a copy"),
+        ("one pass", r"wgmma\.wait_group[^;]*", "", "a product in flight"),
+        ("one pass", r"fence\.proxy\.async[^;]*", "", "without a fence"),
+    ],
+)
+def test_a_kernel_that_does_not_wait_is_found(
+    mode: str, missing: str, instead: str, message: str
+) -> None:
     import simulated_gpu
     from ptx import Kernel
     from ptx_machine import GpuError
 
-    def without(ptx: str) -> Kernel:
-        return Kernel(ptx.replace("bar.sync", "bar.warp.sync"))
+    def changed(ptx: str) -> Kernel:
+        return Kernel(re.sub(missing, instead, ptx))
 
-    call = CALL | {"bias": "buckets", "mode": "short", "n_q": 20, "n_k": 20, "dtype": "float16"}
-    gpu_exactness.set_mode("short")
+    length = 20 if mode == "short" else 512
+    call = CALL | {"bias": "gaussians", "mode": mode, "n_q": length, "n_k": length, "reach": 511}
+    gpu_exactness.set_mode(mode)
     drawn = gpu_exactness.Drawn(call, 0, "cpu")
     with (
-        patch.object(simulated_gpu, "Kernel", without),
+        patch.object(simulated_gpu, "Kernel", changed),
         patch.object(simulated_gpu, "TRANSLATED", {}),
         simulated_gpu.simulated_gpu(),
-        pytest.raises(GpuError, match="without a barrier between"),
+        pytest.raises(GpuError, match=message),
     ):
         drawn.run("fused")
