@@ -11,8 +11,8 @@ nothing, or chance, on a GPU:
 - a race: a number that two warps read and write without a barrier between them, or two programs at
   all, unless both write the same;
 - memory that an asynchronous copy or product still uses: a copy's target that is read or written,
-  or a product's operand that is written, before it was waited for; an operand without the fence
-  that shows it to the tensor cores; global memory that is touched before the wait for the kernel
+  or a product's operand that is written, before it was waited for; an operand that was stored
+  without the fence that shows it to the tensor cores (copied ones have none in Triton 3.6); global memory that is touched before the wait for the kernel
   before, if there is such a wait, or read as constant after this kernel wrote it;
 - shared memory that nobody wrote;
 - an instruction of a warp, or of four, that not all of their threads run.
@@ -429,6 +429,7 @@ class Machine:
                 who = self.who(there[done])
                 self._shared.in_flight[cells_of(at[done], size)] = 0
                 self._shared.write(at[done], 4, list(words[:, done]), who)
+                self._shared.unfenced[cells_of(at[done], size)] = False
             if not done.all():
                 left.append((there[~done], group[~done], at[~done], words[:, ~done], size))
         self._copies = left
