@@ -53,7 +53,14 @@ def server(folder: Path) -> Iterator[tuple[str, int]]:
     command += ["--root", str(folder / "root"), "--results", str(folder / "results")]
     source = str(Path(whence.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    # What a shell starts in the background ignores SIGINT, and so would what it starts itself.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     line = process.stdout.readline()
     assert f"http://127.0.0.1:{port}/" in line

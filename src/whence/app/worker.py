@@ -23,6 +23,10 @@ class RefusedError(Exception):
     """What was asked for cannot be had; the text is for the user."""
 
 
+class _NotBegunError(RefusedError):
+    """The process had died before it took the call."""
+
+
 class Worker:
     """The methods of `Explorer`, called in another process."""
 
@@ -48,27 +52,38 @@ class Worker:
     ) -> Any:
         """The result of one method; RefusedError where there is none."""
         with self._lock:
-            connection = self._ready()
             try:
-                connection.send((name, arguments))
-                while True:
-                    if not connection.poll(seconds):
-                        self.stop()
-                        raise RefusedError(f"This took longer than {seconds:g} s and was stopped.")
-                    kind, value = connection.recv()
-                    if kind == "progress":
-                        if progress is not None:
-                            progress(*value)
-                    elif kind == "done":
-                        return value
-                    else:
-                        raise RefusedError(value)
-            except (EOFError, BrokenPipeError, ConnectionResetError):
-                self.stop()
-                raise RefusedError(
-                    "The computation ended by itself, perhaps because memory ran out: "
-                    "try something smaller."
-                ) from None
+                return self._ask(name, arguments, seconds, progress)
+            except _NotBegunError:  # it died since the last call, and that was not yet seen
+                return self._ask(name, arguments, seconds, progress)
+
+    def _ask(
+        self, name: str, arguments: dict[str, Any], seconds: float, progress: Progress | None
+    ) -> Any:
+        connection, begun = self._ready(), False
+        try:
+            connection.send((name, arguments))
+            while True:
+                if not connection.poll(seconds):
+                    self.stop()
+                    raise RefusedError(f"This took longer than {seconds:g} s and was stopped.")
+                kind, value = connection.recv()
+                if kind == "begun":
+                    begun = True
+                elif kind == "progress":
+                    if progress is not None:
+                        progress(*value)
+                elif kind == "done":
+                    return value
+                else:
+                    raise RefusedError(value)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self.stop()
+            kind_of_error = RefusedError if begun else _NotBegunError
+            raise kind_of_error(
+                "The computation ended by itself, perhaps because memory ran out: "
+                "try something smaller."
+            ) from None
 
     def stop(self) -> None:
         """End the process, if there is one."""
@@ -107,6 +122,7 @@ def serve(connection: Connection, settings: Settings) -> None:
             name, arguments = connection.recv()
         except EOFError:
             return
+        connection.send(("begun", None))
         connection.send(_answer(explorer, name, arguments))
 
 

@@ -236,15 +236,13 @@ def test_a_curve_s_gradient_beside_a_value_table_is_as_balanced_as_without_one(n
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of cells out of sight
+@pytest.mark.parametrize("_kernels", ["tiled"], indirect=True)
 @pytest.mark.parametrize("contracted", [False, True])
 def test_in_float32_weights_are_as_exact_as_pytorch_s_where_slopes_make_logits_large(
     contracted: bool, request: pytest.FixtureRequest
 ) -> None:
     if contracted:
         request.getfixturevalue("_fused")
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 4, n, 16) for n in (20, 150, 150))
-    band, *lines = (torch.randn(1, 4, 1, 7), *torch.randn(4, 1, 4, 1))
 
     def found(dtype: torch.dtype, backend: str) -> list[Tensor]:
         leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, band)]
@@ -253,10 +251,17 @@ def test_in_float32_weights_are_as_exact_as_pytorch_s_where_slopes_make_logits_l
         out = attend(*leaves[:3], bias=bias, backend=backend)
         return [out.detach(), *gradients(out, leaves)]
 
-    truth = found(torch.float64, "reference")
-    same, ours = (found(torch.float32, backend) for backend in ("reference", "fused"))
-    for a, b, t in zip(ours, same, truth, strict=True):
-        assert (a - t).square().mean() < 1.5**2 * (b - t).square().mean()
+    errors = torch.zeros(2, 5, dtype=torch.float64)  # squares of five tensors
+    for draw in range(6):  # PyTorch's error in one draw depends on the CPU, by a factor of two
+        torch.manual_seed(draw)
+        q, k, v = (torch.randn(1, 4, n, 16) for n in (20, 150, 150))
+        band, *lines = (torch.randn(1, 4, 1, 7), *torch.randn(4, 1, 4, 1))
+        truth = found(torch.float64, "reference")
+        for row, backend in zip(errors, ("fused", "reference"), strict=True):
+            pairs = zip(found(torch.float32, backend), truth, strict=True)
+            row += torch.stack([(x - t).square().mean() for x, t in pairs])
+    ours, same = errors.sqrt()
+    assert (ours < 1.5 * same).all(), ours / same
 
 
 def test_one_bucket_for_all_lags_gets_no_gradient() -> None:
