@@ -21,6 +21,8 @@ With `--simulated` no GPU is needed: the kernels are compiled for an H200 and th
 CPU (tests/shared/simulated_gpu.py), which takes about ten seconds a call. An address outside of the
 tensors is an error there and, in the first of ten calls, a race. It takes one draw unless --draws
 says more; a call that seems to be beyond is drawn 24 times.
+
+With `--dtype float32` only those of the calls are made that have this dtype.
 """
 
 import argparse
@@ -385,6 +387,7 @@ def main() -> None:
     parser.add_argument(
         "--again", type=Path, help="an earlier result: its calls beyond, and those it did not reach"
     )
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="no others")
     parser.add_argument("--simulated", action="store_true", help="on a CPU, by the kernels' PTX")
     parser.add_argument("--draws", type=int, help="of a call's numbers, at least")
     parser.add_argument("--commit", default=None)
@@ -396,6 +399,9 @@ def main() -> None:
     if options.sanitize is not None:
         sys.exit(sanitize(options.sanitize, first, device))
     seeds = list(range(first, first + options.calls))
+    if options.dtype:
+        seeds = [seed for seed in seeds if call_of(seed)["dtype"] == options.dtype]
+    asked = len(seeds)
     where = machine(device)
     where["commit"] = options.commit or where["commit"]
     where["triton"] = triton.__version__
@@ -443,7 +449,7 @@ def main() -> None:
     worst = sorted(row["worst"] for row in rows) or [float("nan")]
     summary = {
         "calls": len(rows),
-        "asked": options.calls,
+        "asked": asked,
         "beyond_twice": len(bad),
         "worst": worst[-1],
         "median": worst[len(worst) // 2],
@@ -455,7 +461,7 @@ def main() -> None:
     print(json.dumps(summary))
     result = {"seed": options.seed, "machine": where, **summary, "rows": rows}
     write_json(options.out / f"{'simulated' if options.simulated else 'exactness'}.json", result)
-    sys.exit(1 if bad or len(rows) < options.calls else 0)
+    sys.exit(1 if bad or len(rows) < asked else 0)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ nothing, or chance, on a GPU:
 - a race: a number that two warps read and write without a barrier between them, or two programs at
   all, unless both write the same;
 - memory that an asynchronous copy or product still uses: a copy's target that is read or written,
-  or a product's operand that is written, before it was waited for; an operand that was stored
-  without the fence that shows it to the tensor cores (copied ones have none in Triton 3.6); global memory that is touched before the wait for the kernel
-  before, if there is such a wait, or read as constant after this kernel wrote it;
+  or a product's operand that is written, before it was waited for;
+- an operand of the tensor cores that was stored without the fence that shows it to them (copied
+  operands have none in Triton 3.6);
+- global memory that is touched before the wait for the kernel before, if there is such a wait, or
+  that is read as constant after this kernel wrote it;
 - shared memory that nobody wrote;
 - an instruction of a warp, or of four, that not all of their threads run.
 
