@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from five_calls import (
@@ -89,6 +90,25 @@ def test_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
         draw=draw,
     )
     assert errors_beyond(outcomes, torch.bfloat16) == {}
+
+
+@pytest.mark.parametrize("name", ["tisa:reach=64+rope", "t5", "shaw"])
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_model_has_two_graphs_for_all_lengths(name: str) -> None:
+    torch.compiler.reset()
+    model = causal(name, **WIDE, max_position_embeddings=8192).cuda().train()
+    graphs = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(model, backend=graphs)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for n in (300, 700, 48, 4608, 100):  # at 4,608 tokens a plain kernel takes the far keys
+        ids = torch.randint(2, VOCAB, (1, n), device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            found, wanted = (x(ids, labels=ids, use_cache=False).loss for x in (compiled, model))
+        assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+        of_compiled, of_called = (torch.autograd.grad(x, parameters) for x in (found, wanted))
+        for a, b in zip(of_compiled, of_called, strict=True):
+            assert_close(a, b, rtol=5e-2, atol=5e-2 * b.abs().max().item() + 1e-6)
+    assert graphs.frame_count <= 2
 
 
 # What Inductor says of float32, and CUDA graphs of a part without kernels, is no error.

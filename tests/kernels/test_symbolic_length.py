@@ -31,6 +31,7 @@ SLOW = [
     "t5:buckets=8,max_distance=16",
     "tisa2",
     "tisa:reach=9+rope",
+    "tisa+shaw:clip=7",
     "transformer_xl",
     "transformer_xl:clamp=9",
     "tupe",

@@ -1,5 +1,6 @@
 """The lag bias: a term of the logit that depends on lag = key - query, as a band and two tails."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import at_least, broadcasts, require
+from whence.checks import at_least, broadcasts, is_symbolic, require
 from whence.lag.line import Line
 from whence.lag.terms import Bias, Terms
 
@@ -186,6 +187,13 @@ class LagBias(Bias):
             self.band[..., cut : cut + 2 * reach + 1], self.left, self.right, self.extent
         )
 
+    def _with_reach(self, reach: int) -> "LagBias":
+        """The same function with a longer or shorter band."""
+        if is_symbolic(reach, self.reach):  # which of the two it is would be a guard
+            band = self._at(torch.arange(-reach, reach + 1, device=self.band.device))
+            return LagBias(band, self.left, self.right, self.extent)
+        return self.widen(reach) if self.reach < reach else self.narrow(reach)
+
     def trimmed(self) -> "LagBias":
         """The same function without the part of the band that equals its tail: reads the extent."""
         if self.extent is None or self.left is None:
@@ -195,8 +203,12 @@ class LagBias(Bias):
     def plus(self, other: "LagBias") -> "LagBias":
         """The lag bias of the sum. Where one of the two has no tails, neither has the sum."""
         bounded = [bias.reach for bias in (self, other) if not bias.endless]
-        reach = min(bounded) if bounded else max(self.reach, other.reach)
-        a, b = (x.widen(reach) if x.reach < reach else x.narrow(reach) for x in (self, other))
+        reach = (
+            functools.reduce(torch.sym_min, bounded)
+            if bounded
+            else torch.sym_max(self.reach, other.reach)  # type: ignore[no-untyped-call]
+        )
+        a, b = (x._with_reach(reach) for x in (self, other))
         if a.left is None or b.left is None or a.right is None or b.right is None:
             return LagBias(a.band + b.band)
         band, extent = a.band + b.band, None

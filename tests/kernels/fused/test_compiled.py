@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 
 from shaking import gains, shake
-from whence import build
+from whence import Mask, build
+from whence.kernels.fused import backend as fused
 from whence.nn import positioned_attention
 
 pytestmark = [
@@ -29,9 +31,9 @@ SPECS = [
     "kerple",
     "rope",
 ]
-# Which kernels take a call, and so what the operator saves, changes at 32 tokens with tables and at
-# 64 without (short.is_faster). A length that crosses one of these is a guard and one graph more.
-AS_LONG = (36, 44, 60)
+# Other kernels take a call, and save something else for backward, from 33 tokens on with tables and
+# from 65 on without (short.is_faster); in half precision and causal calls from 129 on.
+LENGTHS = (36, 60, 20, 70)
 
 
 def quick(*few: str) -> list[Any]:
@@ -49,50 +51,144 @@ def _fresh_compiler() -> None:
 class Attention(nn.Module):
     """A method's attention of heads that are given."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, *, causal: bool = True) -> None:
         super().__init__()
-        self.method = build(spec, n_heads=H, d_head=D)
+        self.method, self.causal = build(spec, n_heads=H, d_head=D), causal
         shake(self.method, 0.1)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return positioned_attention(self.method, q, k, v, causal=True, backend="fused")
+        return positioned_attention(self.method, q, k, v, causal=self.causal, backend="fused")
+
+
+class SelfAttention(Attention):
+    """The same of one tensor, so that a compiler knows that there are as many queries as keys."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(*x.chunk(3, -1))
 
 
 def heads(n: int) -> list[Tensor]:
     return [torch.randn(1, n, H, D).transpose(1, 2).requires_grad_() for _ in range(3)]
 
 
-def results(run: Callable[..., Tensor], module: Attention, qkv: list[Tensor]) -> list[Tensor]:
-    """The output and the gradients of q, k, v and every parameter, in the units of the formula."""
-    out = run(*qkv)
+def results(run: Callable[..., Tensor], module: Attention, given: list[Tensor]) -> list[Tensor]:
+    """The output and the gradients of what is given and of every parameter, the latter in the units
+    of the formula.
+    """
+    out = run(*given)
     slope = torch.arange(out.numel()).cos().view(out.shape)
-    found = torch.autograd.grad(out, [*qkv, *module.parameters()], slope)
-    units = [1.0, 1.0, 1.0, *gains(module.method)]
+    found = torch.autograd.grad(out, [*given, *module.parameters()], slope)
+    units = [*(1.0 for _ in given), *gains(module.method)]
     return [out, *(x / unit for x, unit in zip(found, units, strict=True))]
 
 
-def assert_equal(module: Attention, compiled: Callable[..., Tensor], n: int) -> None:
-    qkv = heads(n)
-    found, wanted = results(compiled, module, qkv), results(module, module, qkv)
-    assert len(found) == 4 + len(list(module.parameters()))
-    for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b)
+def assert_equal(module: Attention, compiled: Callable[..., Tensor], *given: Tensor) -> None:
+    found, wanted = (results(run, module, [*given]) for run in (compiled, module))
+    assert len(found) == 1 + len(given) + len(list(module.parameters()))
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_compiled_method_gives_the_output_and_gradients_of_the_called_one(spec: str) -> None:
     module = Attention(spec)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    assert_equal(module, compiled, 24)
+    assert_equal(module, compiled, *heads(24))
 
 
-@pytest.mark.parametrize("spec", quick("tisa"))
+@pytest.mark.parametrize("spec", quick("tisa", "shaw:clip=3"))
 def test_other_lengths_are_compiled_at_most_once_more(spec: str) -> None:
     module = Attention(spec)
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=graphs)
-    for n in AS_LONG:
-        assert_equal(module, compiled, n)
+    for n in LENGTHS:
+        assert_equal(module, compiled, *heads(n))
+    assert graphs.frame_count <= 2
+
+
+@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=3"])
+def test_so_they_are_in_half_precision_where_a_residual_is_saved(spec: str) -> None:
+    module = Attention(spec)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=graphs)
+    for n in (100, 140, 60):
+        assert_equal(module, compiled, *(x.detach().half().requires_grad_() for x in heads(n)))
+    assert graphs.frame_count <= 2
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", ["tisa:reach=6", "shaw:clip=4"])
+def test_so_they_are_where_a_plain_kernel_takes_the_far_keys_of_the_longer_ones(
+    spec: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "GRAIN", 8)
+    monkeypatch.setattr(fused, "ROW_GRAIN", 8)
+    monkeypatch.setattr(fused, "SHORTEST", {256: 48})
+    monkeypatch.setattr(fused, "FEWEST", 1)
+    from whence.kernels.fused import function  # which imports Triton
+
+    split = MagicMock(wraps=function.far_attention)
+    monkeypatch.setattr(function, "far_attention", split)
+    module = SelfAttention(spec, causal=causal)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=graphs)
+    for n in (40, 70, 24, 48, 47):
+        split.reset_mock()
+        x = torch.randn(1, n, H, 3 * D).transpose(1, 2).requires_grad_()
+        assert_equal(module, compiled, x)
+        assert split.call_count == (2 if n >= 48 else 0)  # compiled and called
+    assert graphs.frame_count <= 2
+
+
+@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=3"])
+def test_so_they_are_where_few_queries_attend_to_many_keys(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "MANY_KEYS", 32)
+    module = Attention(spec)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=graphs)
+    for n_q, n_k in ((20, 60), (5, 70), (2, 90), (17, 33)):
+        assert_equal(module, compiled, heads(n_q)[0], *heads(n_k)[1:])
+    assert graphs.frame_count <= 2
+
+
+class Masked(Attention):
+    """Attention with padding, documents in a row and a window."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2])[None]
+        mask = Mask(keys=place > 1, segments=(place // 15, place // 15))
+        options = {"causal": self.causal, "window": (25, 9), "mask": mask, "backend": "fused"}
+        return positioned_attention(self.method, q, k, v, **options)
+
+
+@pytest.mark.parametrize("spec", ["tisa", "tisa+shaw:clip=40"])
+def test_so_they_are_with_a_mask_and_a_window(spec: str) -> None:
+    module = Masked(spec, causal=False)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=graphs)
+    for n in LENGTHS:
+        assert_equal(module, compiled, *heads(n))
+    assert graphs.frame_count <= 2
+
+
+def test_a_compiled_model_has_two_graphs_for_all_lengths() -> None:
+    from whence.models import WhenceConfig, WhenceForCausalLM
+
+    sizes = {"hidden_size": H * D, "num_attention_heads": H, "intermediate_size": 16}
+    model = WhenceForCausalLM(
+        WhenceConfig(vocab_size=30, num_hidden_layers=1, position="tisa+rope", **sizes)
+    )
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    for n in LENGTHS:
+        ids = torch.randint(30, (2, n))
+        given = {"attention_mask": (torch.arange(n) > 2).expand(2, -1), "use_cache": False}
+        found, wanted = (x(ids, labels=ids, **given).loss for x in (compiled, model))
+        torch.testing.assert_close(found, wanted)
+        parameters = list(model.parameters())
+        of_compiled, of_called = (torch.autograd.grad(x, parameters) for x in (found, wanted))
+        torch.testing.assert_close(of_compiled, of_called, rtol=1e-4, atol=1e-5)
     assert graphs.frame_count <= 2
 
 
@@ -100,26 +196,26 @@ def test_other_lengths_are_compiled_at_most_once_more(spec: str) -> None:
 def test_all_sizes_may_be_symbolic(spec: str) -> None:
     module = Attention(spec)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
-    for n in AS_LONG[:2]:
-        assert_equal(module, compiled, n)
+    for n in LENGTHS:
+        assert_equal(module, compiled, *heads(n))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_method_is_exported_with_a_length_that_varies(spec: str) -> None:
     module = Attention(spec)
-    n = torch.export.Dim("n", min=AS_LONG[0], max=AS_LONG[-1])
-    given = tuple(x.detach() for x in heads(AS_LONG[1]))
+    n = torch.export.Dim("n", min=min(LENGTHS), max=max(LENGTHS))
+    given = tuple(x.detach() for x in heads(LENGTHS[0]))
     with torch.no_grad():
         exported = torch.export.export(module, given, dynamic_shapes=({2: n}, {2: n}, {2: n}))
         called = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
         assert sum("whence.lag_attention" in name for name in called) == 1
-        for length in (AS_LONG[0], AS_LONG[-1]):
+        for length in (min(LENGTHS), max(LENGTHS)):
             given = tuple(x.detach() for x in heads(length))
             torch.testing.assert_close(exported.module()(*given), module(*given))
 
 
 def test_an_exported_method_has_the_gradients_of_the_called_one() -> None:
-    module, qkv = Attention("tisa"), heads(AS_LONG[0])
+    module, qkv = Attention("tisa"), heads(LENGTHS[0])
     exported = torch.export.export(module, tuple(qkv)).module()
     found, wanted = ([*qkv, *x.parameters()] for x in (exported, module))
     for a, b in zip(
@@ -131,7 +227,7 @@ def test_an_exported_method_has_the_gradients_of_the_called_one() -> None:
 
 
 def test_a_compiled_layer_runs_two_operators_and_keeps_one_tensor_beside_the_output() -> None:
-    module, qkv, called = Attention("tisa"), heads(AS_LONG[0]), []
+    module, qkv, called = Attention("tisa"), heads(LENGTHS[0]), []
 
     def noting(graph: Any, _: Any) -> Any:
         ours = [node for node in graph.graph.nodes if "whence" in str(node.target)]

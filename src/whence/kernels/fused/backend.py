@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from whence.checks import is_symbolic, surely_equal
 from whence.derivatives import once_differentiable, refused_transform
 from whence.kernels.call import AttentionCall
 from whence.kernels.fused.plain import HALF, fastest
@@ -251,8 +252,8 @@ class Task(NamedTuple):
 
     @property
     def few_queries(self) -> bool:
-        """Whether few queries attend to many keys (`decoded`)."""
-        return decoded(self.q, self.k, self.numbers)
+        """Whether few queries attend to many keys (`decoded`), without a product as the band."""
+        return self.product is None and decoded(self.q, self.k, self.numbers)
 
 
 NOWHERE = "-"  # in place of a field's name, for a tensor that no kernel reads
@@ -269,6 +270,9 @@ class Call(NamedTuple):
     product_scale: float = 1.0
     curve: str = ""  # the name of a curve with device code; "" where there is none
     reach: int = 0  # of the curve
+    # A compiler holds the lengths open. What the call saves is then laid out alike for all lengths,
+    # and keys at |lag| >= numbers.far are left to a plain kernel from `split_from` tokens on alone.
+    open_length: bool = False
 
     def flat(self) -> tuple[Any, ...]:
         """All fields in one flat tuple: an operator takes no nested ones."""
@@ -279,6 +283,13 @@ class Call(NamedTuple):
         """The call from what `flat` gave."""
         count = len(Numbers._fields)
         return cls(Numbers(*numbers[:count]), *numbers[count:])
+
+    def at(self, q: Any) -> "Call":
+        """The call with the length of q, which decides whether a plain kernel takes far keys."""
+        far = self.numbers.far
+        if not (self.open_length and far and q.shape[2] < split_from(q.shape[3], far)):
+            return self
+        return self._replace(numbers=self.numbers._replace(far=0))
 
     def task(self, given: Given) -> Task:
         """The call with these tensors, without the results for its far keys."""
@@ -328,6 +339,13 @@ ROW_GRAIN = 32
 # which the far keys start; measured on an H200.
 SHORTEST = {64: 4096, 128: 4096}
 FEWEST = 8
+NEVER = 1 << 62  # tokens
+
+
+def split_from(d: int, start: int) -> int:
+    """The length from which a plain kernel takes the keys at |lag| >= start, for this head size."""
+    shortest = next((n for size, n in SHORTEST.items() if d <= size), NEVER)
+    return max(shortest, FEWEST * start)
 
 
 def refuse(call: AttentionCall) -> str | None:
@@ -354,19 +372,27 @@ def refuse(call: AttentionCall) -> str | None:
         return "takes padding and packed masks, not a mask of every pair. Take backend='sdpa'."
     if call.lag is not None and call.lag.dtype == torch.float64:
         return "keeps a bias in float32, got float64. Take backend='sdpa'."
-    if min(call.sight.n_q, call.sight.n_k, call.q.shape[0]) == 0:
+    if call.sight.n_q == 0 or call.sight.n_k == 0 or call.q.shape[0] == 0:
         return "needs at least one sequence, query and key. Take backend='sdpa'."
-    if call.q.shape[0] * call.q.shape[1] > MOST_HEADS:
-        heads = call.q.shape[0] * call.q.shape[1]
-        return f"takes at most {MOST_HEADS:,} heads in a batch, got {heads:,}. Take backend='sdpa'."
+    heads = call.q.shape[0] * call.q.shape[1]
+    if not is_symbolic(heads) and heads > MOST_HEADS:  # else the operator refuses it
+        return too_many(heads)
     return refused_transform(call.tensors)
+
+
+def too_many(heads: int) -> str:
+    """Why a call with so many heads in all its sequences is refused."""
+    return f"takes at most {MOST_HEADS:,} heads in a batch, got {heads:,}. Take backend='sdpa'."
 
 
 def beats_plain(call: AttentionCall) -> bool:
     """Whether these kernels are faster than PyTorch's for a call without position.
 
-    They are for short sequences in half precision, on an H200; with dropout it was not measured.
+    They are for short sequences in half precision, on an H200; with dropout it was not measured. A
+    graph for any length takes PyTorch's.
     """
+    if is_symbolic(call.sight.n_q, call.sight.n_k):
+        return False
     if call.q.dtype not in HALF or call.dropout or refuse(call) is not None:
         return False
     from whence.kernels.fused.launch import is_short  # which imports Triton
@@ -493,15 +519,16 @@ def far_start(call: AttentionCall) -> int | str:
         return "the bias slopes beyond its reach"
     if sight.mask is not None or sight.window != (None, None) or call.dropout:
         return "plain kernels take no mask, window or dropout"
-    if sight.n_q != sight.n_k or sight.q_start:
+    if not surely_equal(sight.n_q, sight.n_k) or not surely_equal(sight.q_start, 0):
         return "queries and keys are not the same positions"
     values = 0 if call.values is None else call.values.reach
     by_row = lag.shape[2] > 1 or call.values is not None
     grain = ROW_GRAIN if by_row else GRAIN
+    if is_symbolic(lag.reach):
+        return "the reach of the bias grows with the length"
     start = (max(lag.reach, values) // grain + 1) * grain
-    d = call.q.shape[-1]
-    shortest = next((n for size, n in SHORTEST.items() if d <= size), None)
-    if shortest is None or sight.n_q < max(shortest, FEWEST * start):
+    least = split_from(call.q.shape[-1], start)
+    if least >= NEVER or (not is_symbolic(sight.n_q) and sight.n_q < least):
         if torch.compiler.is_compiling():  # a length in a text would become a constant of the graph
             return "it is faster for so short a sequence"
         return f"it is faster at {sight.n_q} tokens with a reach of {lag.reach}"
@@ -517,7 +544,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     """The tensors of a call as the kernels read them, and its numbers."""
     sight, mask, lag = call.sight, call.sight.mask, call.lag
     longest = sight.n_q + sight.n_k + abs(sight.q_start)  # a larger limit overflows int32
-    before, after = (-1 if limit is None else min(limit, longest) for limit in sight.window)
+    before, after = (-1 if x is None else torch.sym_min(x, longest) for x in sight.window)  # type: ignore[no-untyped-call]
     far = far_start(call)
     numbers = Numbers(
         scale=float(call.scale),
@@ -541,10 +568,11 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     given = Given(
         q, k, v, table=table, keys=keys, q_segment=q_segment, k_segment=k_segment, seed=seed
     )
-    if isinstance(lag, QueryBias) and _by_row(lag, q, k, numbers):
+    whole = Call(numbers, open_length=is_symbolic(sight.n_q, sight.n_k))
+    if isinstance(lag, QueryBias) and _by_row(lag, q, k, whole):
         query = None if lag.query is call.q else as_rows(lag.query)
         given = given._replace(query=query, factor=_contiguous(lag.table))
-        return given, Call(numbers, product_scale=float(lag.scale))
+        return given, whole._replace(product_scale=float(lag.scale))
     if isinstance(lag, CurveBias) and lag.curve.name in CURVES and lag.shape[1] == q.shape[1]:
         reach = lag.reach
         if min(numbers.before, numbers.after) >= 0 and not CURVES[lag.curve.name].tails:
@@ -553,18 +581,20 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         parameters: list[Any] = [_contiguous(x) for x in lag.parameters]
         parameters += [None] * (3 - len(parameters))
         given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
-        return given, Call(numbers, curve=lag.curve.name, reach=reach)
+        return given, whole._replace(curve=lag.curve.name, reach=reach)
     band, extent, tails = _lag_parts(lag, q.shape[1], q.device)
-    return given._replace(band=band, extent=extent, tails=tails), Call(numbers)
+    return given._replace(band=band, extent=extent, tails=tails), whole
 
 
-def _by_row(lag: LagBias, q: Tensor, k: Tensor, numbers: Numbers) -> bool:
+def _by_row(lag: LagBias, q: Tensor, k: Tensor, call: Call) -> bool:
     """Whether every row of q has its own band, which the forward kernel is to compute.
 
     A single row is an exception, since its band is laid out like that of a head; and so are few
     queries (`decoded`), which read the band as the caller gave it.
     """
-    return lag.shape[:3] == q.shape[:3] and q.shape[2] > 1 and not decoded(q, k, numbers)
+    if lag.shape[:3] != q.shape[:3] or q.shape[2] <= 1:
+        return False
+    return call.open_length or not decoded(q, k, call.numbers)
 
 
 def _lag_parts(

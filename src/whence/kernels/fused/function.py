@@ -14,15 +14,17 @@ import itertools
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from whence.checks import require
 from whence.derivatives import once_differentiable
 from whence.kernels.fused.backend import (
     CURVES,
+    MOST_HEADS,
     NOWHERE,
     Call,
     Far,
@@ -35,6 +37,8 @@ from whence.kernels.fused.backend import (
     as_rows,
     by_token,
     packed,
+    split_from,
+    too_many,
     without_gaps,
 )
 from whence.kernels.fused.launch import (
@@ -160,10 +164,10 @@ def attended(
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run(tensors)  # type: ignore[no-any-return]
-    call, far = Call.from_flat(numbers), list[Tensor]()
-    if call.numbers.far:
-        given = _fields(names, tensors)
-        far = _not_none(far_attention(given.q, given.k, given.v, call.numbers)[1:])
+    call, given, far = Call.from_flat(numbers), _fields(names, tensors), list[Tensor]()
+    near = call.at(given.q).numbers
+    if near.far:
+        far = _not_none(far_attention(given.q, given.k, given.v, near)[1:])
         signature = ("near output", *signature, *map(layout_of, far))
     every = [*tensors, *far]
     plan = PLANS.find(
@@ -188,17 +192,17 @@ def gradients(
     # Hooks on saved tensors (as for offloading) may have returned the numbers laid out otherwise.
     tensors = [as_read(name, x) for name, x in zip(fields, saved, strict=False)]
     given, results = _fields(names, tensors), list(saved[len(fields) :])
-    rooms = kept_rooms(given, call)
     for place, x in enumerate(results):  # those with four axes lie as the output does
         results[place] = packed(x, by_token(given.q)) if x.ndim == 4 else without_gaps(x)
     rows = as_rows(d_out)
     every = [rows, *tensors, *results]
-    if call.numbers.far:
-        state = results[1 if rooms.out_residual is None else 2]
-        kept = Kept(*parts_of(state, in_state(rooms)))
+    near = call.at(given.q)
+    if near.numbers.far:
+        state = results[1 if saved_rooms(given, call).out_residual is None else 2]
+        kept = Kept(*parts_of(state, in_state(kept_rooms(given, near))))
         inputs = given.inputs
         inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
-        rest = (results[0], kept.lse, inputs, call.numbers)
+        rest = (results[0], kept.lse, inputs, near.numbers)
         parts = far_gradients(rows, given.q, given.k, given.v, *rest)
         every += [*parts.left, *(parts.right or ())]
     if any(x is not y for x, y in itertools.zip_longest(every, (d_out, *saved))):
@@ -222,13 +226,25 @@ def forward_plan(
     """The plan of the output, from the call's tensors and the results for the far keys."""
     count = len(names.split())
     given = _fields(names, slots[:count])
-    task = _near(call.task(given), slots[count:])
+    heads = given.q.shape[0] * given.q.shape[1]
+    require(heads <= MOST_HEADS, lambda: f"backend 'fused' {too_many(heads)}")
+    near = call.at(given.q)
+    task = _near(near.task(given), slots[count:])
+    rooms = saved_rooms(given, call)
 
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
         kept = forward(plan, task, tiles.forward, recorded=recorded)
-        state = plan.together(in_state(kept)) if recorded else None
-        plan.returns(*_not_none([kept.out, kept.out_residual, state]))
+        if not recorded:
+            plan.returns(kept.out)
+            return plan
+        residual = kept.out_residual
+        if residual is None and rooms.out_residual is not None:
+            residual = plan.reserved(rooms.out_residual)  # a graph for any length expects one
+        n_bytes = 0 if rooms.state is None else rooms.state.shape[0]
+        state = plan.together(in_state(kept), at_least=n_bytes)
+        unused = [] if near.numbers.far else [plan.reserved(room) for room in rooms.far]
+        plan.returns(*_not_none([kept.out, residual, state, *unused]))
         return plan
 
     return TILES.fit("forward", _width(given), given.q.dtype, device, make)
@@ -241,12 +257,13 @@ def backward_plan(
     fields, wanted = names.split(), learned.split()
     count = 1 + len(fields)
     d_out, given, rest = slots[0], _fields(names, slots[1:count]), list(slots[count:])
-    rooms = kept_rooms(given, call)
+    saved, near = saved_rooms(given, call), call.at(given.q)
+    rooms = kept_rooms(given, near)
     out = rest.pop(0)
-    residual = None if rooms.out_residual is None else rest.pop(0)
-    state = rest.pop(0) if any(in_state(rooms)) else None
-    sides = 0 if not call.numbers.far else 1 if call.numbers.after == 0 else 2
-    task, elsewhere = _near(call.task(given), rest[: 2 * sides]), rest[2 * sides :]
+    residual = None if saved.out_residual is None else rest.pop(0)
+    state = None if saved.state is None else rest.pop(0)
+    sides = len(saved.far) // 2 if near.numbers.far else 0
+    task, elsewhere = _near(near.task(given), rest[: 2 * sides]), rest[2 * sides :]
     far_parts = None
     if sides:
         right = elsewhere[3:] or None
@@ -303,25 +320,64 @@ def trying(tiles: TileSet) -> Iterator[None]:
         PLANS.forget()
 
 
+class Saved(NamedTuple):
+    """The memory of the tensors that a recorded call returns; None for those that it does not."""
+
+    out: Room
+    out_residual: Room | None
+    state: Room | None
+    far: list[Room]  # of each side, the far keys' output and log-sum-exp
+
+
+def saved_rooms(given: Given, call: Call) -> Saved:
+    """What a recorded call returns, also for symbolic lengths.
+
+    In a graph for any length, which asks no length, it has all tensors that some length needs. Its
+    state is as large as the largest way to run the call makes it, and of the results for the far
+    keys two rows are there below the length from which a plain kernel takes them, which nobody
+    reads.
+    """
+    far, is_open = call.numbers.far, call.open_length
+    kept, size = kept_rooms(given, call, any_length=is_open), 0
+    for start in {0, far} if is_open else {far}:
+        numbers = call.numbers._replace(far=start)
+        rooms = in_state(kept_rooms(given, call._replace(numbers=numbers), any_length=is_open))
+        size = torch.sym_max(size, size_of(rooms))  # type: ignore[no-untyped-call]
+    of_far = []
+    if far:
+        (b, h, n_q, d_v), d = kept.out.shape, given.q.shape[3]
+        rows = n_q - far
+        if is_open:  # a size that may be 0 or 1 would be a guard
+            is_split = torch.sym_min(n_q // split_from(d, far), 1)  # type: ignore[no-untyped-call]
+            rows = torch.sym_max(rows * is_split, 2)  # type: ignore[no-untyped-call]
+        side = [kept.out._replace(shape=(b, h, rows, d_v)), Room((b, h, rows), torch.float32)]
+        of_far = side * (1 if call.numbers.after == 0 else 2)
+    state = Room((size,), torch.uint8) if any(in_state(kept)) else None
+    return Saved(kept.out, kept.out_residual, state, of_far)
+
+
 def in_state(kept: Kept) -> Kept:
     """Those fields that are parts of the state."""
     return kept._replace(out=None, out_residual=None)
 
 
-def kept_rooms(given: Given, call: Call) -> Kept:
-    """The memory of all that forward saves for backward, also for symbolic lengths."""
+def kept_rooms(given: Given, call: Call, *, any_length: bool = False) -> Kept:
+    """The memory of what forward saves for backward; with `any_length`, at any length of q and k.
+
+    At some lengths less is saved.
+    """
     task = call.task(given)
     q, product, curve = given.q, task.product, task.curve
     (b, h, n_q, _), tokens = q.shape, by_token(q)
     biased = task.band_shape is not None or given.table is not None
-    brief = is_short(task)
+    brief, few = (False, False) if any_length else (is_short(task), task.few_queries)
     out = Room((b, h, n_q, given.v.shape[-1]), q.dtype, tokens)
     mass = None
     if given.table is not None and not brief:
         mass = mass_shape(task)
     laid_out = tails = None
     extent = False
-    if not task.few_queries and not (brief and product):
+    if not few and not (brief and product):
         laid_out = laid_out_shape(task)
         extent = curve is not None and not curve.tails
         tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None
@@ -356,7 +412,7 @@ def _width(given: Given) -> int:
 _TENSORS = "Tensor q, Tensor k, Tensor v, " + ", ".join(f"Tensor? {x}" for x in Given._fields[3:])
 _NUMBERS = (
     "float scale, SymInt q_start, SymInt before, SymInt after, float dropout, bool slopes, "
-    "SymInt far, float product_scale, str curve, SymInt reach"
+    "SymInt far, float product_scale, str curve, SymInt reach, bool open_length"
 )
 _CALL, _FORWARD, _BACKWARD = (
     f"whence::lag_attention{what}" for what in ("", "_forward", "_backward")
@@ -430,17 +486,10 @@ def _forward(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> list[Tensor]:
     given, call = _fields(names, tensors), Call.from_flat(numbers)
-    rooms, far = kept_rooms(given, call), list[Room]()
+    out, residual, state, far = saved_rooms(given, call)
     if not recorded:
-        return [_empty(rooms.out, given.q)]
-    state = Room((size_of(in_state(rooms)),), torch.uint8) if any(in_state(rooms)) else None
-    if call.numbers.far:
-        b, h, n_q, d_v = rooms.out.shape
-        side = (b, h, n_q - call.numbers.far)
-        far = [rooms.out._replace(shape=(*side, d_v)), Room(side, torch.float32)]
-        far *= 1 if call.numbers.after == 0 else 2
-    found = _not_none([rooms.out, rooms.out_residual, state, *far])
-    return [_empty(x, given.q) for x in found]
+        return [_empty(out, given.q)]
+    return [_empty(x, given.q) for x in _not_none([out, residual, state, *far])]
 
 
 @torch.library.impl(_BACKWARD, ("cpu", "cuda"))

@@ -721,7 +721,8 @@ def laid_out_shape(task: Task) -> tuple[int, ...] | None:
         return None
     if task.per_row:
         lags = a.last_place(task.reach, task.numbers) + 1
-        return _with_margin((*task.q.shape[:3], lags), _margin(task))
+        # At least the margin that kernels count with, also for a reach that a compiler holds open.
+        return _with_margin((*task.q.shape[:3], lags), 2 * _farthest(task))
     batches, heads = shape[:2]
     if tails is not None:
         batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
@@ -741,7 +742,8 @@ def mass_shape(task: Task) -> tuple[int, ...]:
 
 def _farthest(task: Task) -> int:
     """The largest |lag| that a near tile may touch."""
-    return max(task.reach, task.value_reach, task.numbers.far) + MARGIN
+    reaches = (task.reach, task.value_reach, task.numbers.far)
+    return functools.reduce(torch.sym_max, reaches) + MARGIN
 
 
 def _margin(task: Task) -> int:

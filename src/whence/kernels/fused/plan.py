@@ -156,20 +156,26 @@ class Plan:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, tokens: bool = False) -> Slot:
         """Memory without contents; with `tokens`, [b, h, n, d] lies as [b, n, h, d] in memory."""
-        return self._new(Room(tuple(shape), dtype, tokens))
+        return self.reserved(Room(tuple(shape), dtype, tokens))
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Slot:
         """Memory filled with zeros."""
-        slot = self._new(Room(tuple(shape), dtype, zeros=True))
+        slot = self.reserved(Room(tuple(shape), dtype, zeros=True))
         self._as_tensor.add(slot.index)
         return slot
 
-    def together(self, slots: Sequence[Slot | None]) -> Slot | None:
-        """One tensor of bytes that holds these slots of the plan; None if there are none.
+    def reserved(self, room: Room) -> Slot:
+        """Memory as a room describes it."""
+        slot = self._slot(room)
+        self._rooms[slot.index] = room
+        return slot
+
+    def together(self, slots: Sequence[Slot | None], *, at_least: int = 0) -> Slot | None:
+        """One tensor of so many bytes or more that holds these slots; None if it would be empty.
 
         Another plan finds them in it by `apart`.
         """
-        return self._merged([x.index for x in slots if x is not None])
+        return self._merged([x.index for x in slots if x is not None], at_least)
 
     def apart(self, whole: Slot | None, rooms: Sequence[Room | None]) -> list[Slot | None]:
         """The slots that `together` put into one, given their rooms in the same order."""
@@ -184,7 +190,7 @@ class Plan:
         shape = tuple(shape)
         if x.shape == shape:
             return x
-        slot = self._new(Room(shape, x.dtype))
+        slot = self.reserved(Room(shape, x.dtype))
         self._as_tensor.update((x.index, slot.index))
         source, target = x.index, slot.index
         more = x.ndim - len(shape)  # axes of x before those of `shape`
@@ -351,20 +357,15 @@ class Plan:
         ]
         return [*found, f"{self.workspace:,} bytes of workspace"]
 
-    def _new(self, room: Room) -> Slot:
-        slot = self._slot(room)
-        self._rooms[slot.index] = room
-        return slot
-
     def _slot(self, room: Room) -> Slot:
         return Slot(self._constant(None), room.shape, room.strides, room.dtype)
 
-    def _merged(self, places: Sequence[int]) -> Slot | None:
-        """A slot of bytes that holds the slots at these places; None if there are none."""
+    def _merged(self, places: Sequence[int], at_least: int = 0) -> Slot | None:
+        """A slot of at least so many bytes that holds the slots at these places; None for 0."""
         rooms = {place: self._rooms.pop(place) for place in places}
-        if not rooms:
+        if not rooms and not at_least:
             return None
-        whole = self.empty((size_of(rooms.values()),), torch.uint8)
+        whole = self.empty((max(size_of(rooms.values()), at_least),), torch.uint8)
         self._lay(whole, rooms)
         return whole
 
