@@ -53,6 +53,7 @@ from whence.units import GAIN
 
 SHARED = 10  # calls that share what the compiler must know
 DRAWS, MORE_DRAWS, FEW = 3, 24, 32
+FLOOR = 1e-5  # an error below it counts as none
 MODES = ("short", "one pass", "split", "decode")
 CURVES: dict[str, Curve] = {"gaussians": GAUSSIANS, "buckets": BUCKETS, "line": LINE}
 BIASES = ("gaussians", "buckets", "product", "band", "constant", "clipped")
@@ -305,28 +306,34 @@ def mean_square(x: Tensor) -> float:
     return x.square().mean().item()
 
 
-def judged(call: dict[str, Any], least: int = DRAWS, device: str = "cuda") -> dict[str, Any]:
+def judged(
+    call: dict[str, Any], least: int = DRAWS, device: str = "cuda", floor: float = FLOOR
+) -> dict[str, Any]:
     """The call with its worst ratio of errors, and the tensors beyond twice PyTorch's."""
     set_mode(call["mode"])
     draws = [errors_of(call, draw, device) for draw in range(least)]
     cells = call["b"] * call["h"] * call["n_q"] * call["n_k"]
     few = min(cells, *(tensor[5] for tensor in draws[0])) < FEW
-    ratios = ratios_of(draws)
-    if few if device == "cuda" else max(ratios.values()) > 2:
+    ratios = ratios_of(draws, floor)
+    # On a CPU draws are slow: there are more only of a call that seems to be beyond.
+    again = few if device == "cuda" else max(ratios.values()) > 2
+    if again:
         draws += [errors_of(call, draw, device) for draw in range(least, MORE_DRAWS)]
-        ratios = ratios_of(draws)
+        ratios = ratios_of(draws, floor)
     bad = {name: round(ratio, 3) for name, ratio in ratios.items() if not ratio <= 2}
     worst = round(max(ratios.values(), key=lambda x: (x != x, x)), 3)  # NaN before all numbers
     return {**call, "worst": worst, "bad": bad, "draws": len(draws)}
 
 
-def ratios_of(draws: list[list[tuple[str, float, float, float, float, int]]]) -> dict[str, float]:
+def ratios_of(
+    draws: list[list[tuple[str, float, float, float, float, int]]], floor: float = FLOOR
+) -> dict[str, float]:
     """For each tensor our error over PyTorch's, of all draws together."""
     ratios = {}
     for tensors in zip(*draws, strict=True):
-        name, floor = tensors[0][0], tensors[0][4]
+        name, relative = tensors[0][0], tensors[0][4]
         ours, same, size = (sum(t[i] for t in tensors) / len(draws) for i in (1, 2, 3))
-        ratios[name] = ours**0.5 / max(same**0.5, floor * size**0.5, 1e-5)
+        ratios[name] = ours**0.5 / max(same**0.5, relative * size**0.5, floor)
     return ratios
 
 
@@ -335,8 +342,8 @@ def set_mode(mode: str) -> None:
     backend.SHORTEST = {256: 0 if mode == "split" else 2**31}
 
 
-def machine_of(device: str, *, checked: bool = True) -> AbstractContextManager[Any]:
-    """The context in which fused kernels run on a device: a simulated GPU for the CPU."""
+def gpu_of(device: str, *, checked: bool = True) -> AbstractContextManager[Any]:
+    """A simulated GPU where the device is a CPU; else nothing."""
     if device == "cuda":
         return nullcontext()
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "shared"))
@@ -351,7 +358,7 @@ def worker(tasks: Any, found: Any, least: int, device: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     while (seeds := tasks.get()) is not None:
         for seed in seeds:
-            with machine_of(device, checked=seed % SHARED == 0):
+            with gpu_of(device, checked=seed % SHARED == 0):
                 try:
                     found.put(judged(call_of(seed), least, device))
                 except Exception as error:
@@ -363,7 +370,7 @@ def worker(tasks: Any, found: Any, least: int, device: str) -> None:
 
 def sanitize(count: int, first: int, device: str) -> int:
     """Make calls of as many kinds with their gradients, for a tool that watches the memory."""
-    with machine_of(device):
+    with gpu_of(device):
         for index in range(count):
             call = call_of(first + index * SHARED + index % SHARED)
             set_mode(call["mode"])
@@ -387,7 +394,8 @@ def main() -> None:
     parser.add_argument(
         "--again", type=Path, help="an earlier result: its calls beyond, and those it did not reach"
     )
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="no others")
+    dtypes = ["bfloat16", "float16", "float32"]
+    parser.add_argument("--dtype", choices=dtypes, help="only calls of this dtype")
     parser.add_argument("--simulated", action="store_true", help="on a CPU, by the kernels' PTX")
     parser.add_argument("--draws", type=int, help="of a call's numbers, at least")
     parser.add_argument("--commit", default=None)

@@ -210,7 +210,7 @@ class Kernel:
         self.waits |= statement.name == "griddepcontrol" and statement.has("wait")
         names = {x: self._found(x) for x in re.findall(r"[%\w$]+", text)}
         self._lines[-1].append((statement, {x: y for x, y in names.items() if y is not None}))
-        if statement.name in ("bra", "ret", "exit", "bar", "barrier") and not statement.has("warp"):
+        if statement.name in ("bra", "ret", "exit", "bar") and not statement.has("warp"):
             self._next_block()
 
     def _found(self, name: str) -> int | str | None:
@@ -383,7 +383,7 @@ class Translation:
     def flushed(self, form: str) -> str:
         """A result whose subnormal numbers are 0 if the instruction says so.
 
-        Of bfloat16 it is that of float32, rounded: float32 has digits enough for one operation.
+        In bfloat16 it is computed in float32 and rounded, which is exact for one operation.
         """
         kind = self.s.type
         if kind == "bf16":
@@ -434,15 +434,16 @@ class Translation:
         return self.each("{0} - quotient({0}, {1}) * {1}")
 
     def op_min(self) -> str:
-        if self.s.type in FLOATS:
-            return self.each("np.fmin({0}, {1})")
-        form = "np.minimum({0}, {1})"
-        return self.each(f"np.maximum({form}, 0)" if self.s.has("relu") else form)
+        return self.extreme("min")
 
     def op_max(self) -> str:
+        return self.extreme("max")
+
+    def extreme(self, which: str) -> str:
+        """The smaller or the larger of two numbers; of a number and what is none, the number."""
         if self.s.type in FLOATS:
-            return self.each("np.fmax({0}, {1})")
-        form = "np.maximum({0}, {1})"
+            return self.each(f"np.f{which}({{0}}, {{1}})")
+        form = f"np.{which}imum({{0}}, {{1}})"
         return self.each(f"np.maximum({form}, 0)" if self.s.has("relu") else form)
 
     def op_neg(self) -> str:
@@ -510,6 +511,8 @@ class Translation:
 
     def op_setp(self) -> str:
         target, *rest = self.s.operands
+        if "|" in target:
+            raise UnknownError(self.s.text)
         kind = self.s.type
         x, y = (self.read(z, kind) for z in rest[:2])
         compare = self.s.modifiers[0]
@@ -526,11 +529,7 @@ class Translation:
         if len(rest) == 3:
             with_ = {"and": "&", "or": "|", "xor": "^"}[self.s.modifiers[1]]
             value = f"({value} {with_} {self.read(rest[2], 'pred')})"
-        targets = target.split("|")
-        lines = [self.write(targets[0], value, "pred")]
-        if len(targets) > 1:
-            raise UnknownError(self.s.text)
-        return lines[0]
+        return self.write(target, value, "pred")
 
     def op_selp(self) -> str:
         target, x, y, p = self.s.operands
@@ -539,7 +538,7 @@ class Translation:
         return self.write(target, value, kind)
 
     def op_cvt(self) -> str:
-        to, of = self.s.types if len(self.s.types) == 2 else (self.s.types[0], self.s.types[0])
+        to, of = self.s.types
         target, *rest = self.s.operands
         values = [self.read(x, of) for x in rest]
         if to == "bf16x2":
@@ -559,9 +558,9 @@ class Translation:
         if to in FLOATS:
             if of in FLOATS and turn:
                 return self.write(target, f"np.{turn}({x})", to)
-            return self.write(target, f"cast({x}, np.{dtype_of(to)})", to)
+            return self.write(target, f"wide({x}, np.{dtype_of(to)})", to)
         if of in FLOATS:
-            return self.write(target, f"whole(np.{turn}({x}), np.{dtype_of(to)})", to)
+            return self.write(target, f"as_integer(np.{turn}({x}), np.{dtype_of(to)})", to)
         return self.write(target, f"{x}.astype(np.{dtype_of(to)})", to)
 
     # Memory.
@@ -605,17 +604,19 @@ class Translation:
     # What a warp does together.
 
     def op_shfl(self) -> str:
-        target, x, lane, clamp = self.s.operands[:4]
+        target, x, lane, clamp, members = self.s.operands
         how = self.s.modifiers[1]
         if int(clamp, 0) != 31 or "|" in target:
             raise UnknownError(self.s.text)
-        value = f"S.shuffled({self.mask}, {how!r}, {self.read(x, 'b32')}, {self.read(lane, 'u32')})"
+        given = ", ".join((self.read(x, "b32"), self.read(lane, "u32"), self.read(members, "b32")))
+        value = f"S.shuffled({self.mask}, {how!r}, {given})"
         return self.write(target, value, "b32")
 
     def op_redux(self) -> str:
-        target, x = self.s.operands[:2]
-        how = next(m for m in self.s.modifiers if m in ("min", "max", "add", "and", "or", "xor"))
-        value = f"S.reduced({self.mask}, {how!r}, {self.read(x, self.s.type)})"
+        target, x, members = self.s.operands
+        how = self.s.modifiers[1]
+        given = f"{self.read(x, self.s.type)}, {self.read(members, 'b32')}"
+        value = f"S.reduced({self.mask}, {how!r}, {given})"
         return self.write(target, value, self.s.type)
 
     def op_ldmatrix(self) -> list[str]:
@@ -693,7 +694,7 @@ class Translation:
 
     def op_bar(self) -> str:
         if self.s.has("warp"):
-            return f"S.whole_warps({self.mask})"
+            return f"S.whole_warps({self.mask}, {self.read(self.s.operands[0], 'b32')})"
         if self.s.operands != ["0"] or self.guard:
             raise UnknownError(self.s.text)
         return "S.arrive(M)"
@@ -718,18 +719,15 @@ def wide(x: Any, dtype: Any) -> Any:
     return x.astype(dtype)
 
 
-def cast(x: Any, dtype: Any) -> Any:
-    return x.astype(dtype)
-
-
 def fma(x: Any, y: Any, z: Any) -> Any:
     return (x.astype(np.float64) * y + z).astype(np.float32)
 
 
 def nearly(function: Any, x: Any) -> Any:
-    """What an approximate instruction gives: now and then the float32 beside the nearest one.
+    """The nearest float32, or for half of all inputs one of its two neighbours.
 
-    What is exact stays exact, as 2 to a whole power is on a GPU.
+    Approximate instructions err by about that much. What is exact stays exact, as 2 to a whole
+    power is on a GPU.
     """
     exact = function(x.astype(np.float64))
     return blurred(exact.astype(np.float32), exact, x)
@@ -758,7 +756,7 @@ def quotient(x: Any, y: Any) -> Any:
     return np.where((found < 0) & (found * y != x), found + x.dtype.type(1), found)
 
 
-def whole(x: Any, dtype: Any) -> Any:
+def as_integer(x: Any, dtype: Any) -> Any:
     limits = np.iinfo(dtype)
     inside = np.clip(np.nan_to_num(x.astype(np.float64)), float(limits.min), float(limits.max))
     return inside.astype(dtype)
@@ -854,13 +852,12 @@ FUNCTIONS = {
     for f in (
         *(
             wide,
-            cast,
             fma,
             nearly,
             divided,
             flush,
             quotient,
-            whole,
+            as_integer,
             shifted_left,
             shifted_right,
             funnel,

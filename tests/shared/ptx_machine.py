@@ -20,9 +20,11 @@ nothing, or chance, on a GPU:
 - an instruction of a warp, or of four, that not all of their threads run.
 
 What it does not see: a race between threads of one warp, or between halves of a word that two warps
-write; a register that a product in flight still uses, which the driver's compiler looks after;
-global memory that nobody wrote; kernels that run at once. Sums of tensor cores are rounded towards
-0 once an instruction; on a GPU each addition in it may be.
+write; a register that nobody wrote, or that a product in flight still uses, which the driver's
+compiler looks after; global memory that nobody wrote; kernels that run at once; what plan.py does
+on a GPU alone (one workspace, its launcher). Sums of tensor cores are rounded towards 0 once an
+instruction; on a GPU each addition in it may be. A logarithm near 1 is exact to its last digits; on
+a GPU its absolute error may be 2^-22.
 """
 
 import ctypes
@@ -39,12 +41,13 @@ from ptx import END, WORDS, Kernel, from_bf16
 BASE = 1 << 33  # the address at which global memory begins
 GAP = 4096  # bytes that belong to nobody, between tensors
 POISON = np.uint32(0x7FC17FC1)  # not a number in float32, and twice not one in half precision
+ALL_LANES = np.uint32(0xFFFFFFFF)  # an instruction's mask of the threads that take part
 MOST_THREADS = 1 << 14  # of all programs that run at once
-MANY_WARPS, MANY_PROGRAMS = 255, np.int64(1 << 62)  # in place of one warp, of a whole use
+MANY_WARPS, MANY_PROGRAMS = 255, np.int64(1 << 62)  # in a use: several warps, several programs
 
 
 class GpuError(Exception):
-    """Something that a GPU would not do, or would do differently each time."""
+    """A fault of the kernel: on a GPU an error, or a result that depends on chance."""
 
 
 class Space:
@@ -58,7 +61,8 @@ class Space:
         self.words = np.full(-(-n_bytes // 16) * 4, POISON, np.uint32)
         self.writers = np.zeros(len(self.words), np.int64)
         self.readers = np.zeros(len(self.words), np.int64)
-        self.in_flight = np.zeros(len(self.words), np.int16)  # products that read it; -1: a copy
+        # How many unfinished products read a word; -1 if an unfinished copy writes it.
+        self.in_flight = np.zeros(len(self.words), np.int16)
         self.unfenced = np.zeros(len(self.words), bool)  # tensor cores may not see what was written
 
     def read(self, at: Any, size: int, count: int, who: Any | None) -> list[Any]:
@@ -67,7 +71,7 @@ class Space:
         first = at // size
         found = [whole[first + i] for i in range(count)]
         if who is not None:
-            for word in range(at_least_one(size * count // 4)):
+            for word in range(max(size * count // 4, 1)):
                 self.note_read(at // 4 + word, who)
         return found
 
@@ -77,7 +81,7 @@ class Space:
         first = at // size
         for i, value in enumerate(values):
             if who is not None:
-                for word in range(at_least_one(size // 4)):
+                for word in range(max(size // 4, 1)):
                     cell = (at + i * size) // 4 + word
                     same = whole[first + i] == value
                     self._note_write(cell, who, same, apart=size >= 4)
@@ -97,7 +101,7 @@ class Space:
             raise GpuError("memory is read that nobody wrote")
         seen = merged(self.readers[cell], who)
         self.readers[cell] = seen
-        # Of several warps that read one word at once, NumPy keeps the last. The others come again.
+        # Of several warps that read one word at once, NumPy keeps the last. Repeat for the others.
         while (missing := merged(kept := self.readers[cell], seen) != kept).any():
             self.readers[cell[missing]] = merged(kept, seen)[missing]
 
@@ -125,12 +129,11 @@ def agreed(at: Any, value: Any, who: Any) -> bool:
     return not ((places[1:] == places[:-1]) & (numbers[1:] != numbers[:-1])).any()
 
 
-def at_least_one(count: int) -> int:
-    return max(count, 1)
-
-
 def conflicts(old: Any, new: Any) -> Any:
-    """Whether a use of memory was by another program, or by another warp since the last barrier."""
+    """Whether a use of memory was by another program, or by another warp since the last barrier.
+
+    0 stands for no use yet.
+    """
     other_program = (old >> 40) != (new >> 40)
     same_time = (old >> 8) == (new >> 8)
     return (old != 0) & (old != new) & (other_program | same_time)
@@ -161,15 +164,17 @@ class GlobalMemory:
             self._parts.append((start, stop - start, end))
             end = -(-(end + stop - start + GAP) // 512) * 512
         self.space = Space(end, written=True)
-        self.valid = np.zeros(4 * len(self.space.words), bool)
+        valid = np.zeros(4 * len(self.space.words), bool)
         for start, size, offset in self._parts:
             self._bytes(offset, size)[:] = real(start, size)
         for x in tensors:
             if x.numel():
                 size = x.element_size()
                 strides = [*(size * stride for stride in x.stride()), 1]
-                first = self.valid[self.address(x) - BASE :]
+                first = valid[self.address(x) - BASE :]
                 as_strided(first, (*x.shape, size), strides)[...] = True
+        # Whether all bytes of a place belong to tensors, for each size of an aligned access.
+        self.valid = {size: valid.reshape(-1, size).all(1) for size in (1, 2, 4, 8, 16)}
 
     def address(self, x: Tensor) -> int:
         """Where a tensor is."""
@@ -186,11 +191,11 @@ class GlobalMemory:
     def offsets(self, address: Any, size: int, what: str) -> Any:
         """Checked offsets of addresses."""
         at = address.astype(np.int64) - BASE
-        if ((at < 0) | (at + size > len(self.valid))).any():
+        if ((at < 0) | (at + size > len(self.valid[1]))).any():
             raise GpuError(f"{what} far outside of all tensors")
         if (at % size).any():
             raise GpuError(f"{what} of {size} bytes at an address that is no multiple of them")
-        if not (self.valid[at] & self.valid[at + size - 1]).all():
+        if not self.valid[size][at // size].all():
             raise GpuError(f"{what} outside of all tensors")
         return at
 
@@ -223,7 +228,7 @@ class Port:
         all_ = mask.all()
         there = slice(None) if all_ else np.flatnonzero(mask)
         at = self.offsets(address, there, size * count, "a load")
-        if constant and self._space.writers[at // 4].any():
+        if constant and self._space.writers[cells_of(at, size * count)].any():
             raise GpuError("a number is read as constant that this kernel wrote")
         found = self._space.read(at, size, count, machine.who(there))
         if all_:
@@ -390,8 +395,10 @@ class Machine:
         self.whole_warps(mask)
         self.waiting |= mask
 
-    def whole_warps(self, mask: Any) -> None:
-        """All threads of a warp, or none, must run an instruction."""
+    def whole_warps(self, mask: Any, members: Any = ALL_LANES) -> None:
+        """All threads of a warp, or none, must run an instruction, and it must name them all."""
+        if (np.broadcast_to(members, self.lanes)[mask] != ALL_LANES).any():
+            raise GpuError("an instruction for a part of a warp")
         warps = mask.reshape(-1, 32)
         if (warps.any(1) != warps.all(1)).any():
             raise GpuError("some threads of a warp miss an instruction of the whole warp")
@@ -404,7 +411,6 @@ class Machine:
         """Copy later; until it is waited for, what is there is not a number."""
         there = np.flatnonzero(mask)
         at = self.of_shared.offsets(to, there, size, "a copy")
-        from_ = np.broadcast_to(source, self.lanes)[there]
         words = np.zeros((size // 4, len(there)), np.uint32)
         some = np.arange(len(there))
         if count is not None:
@@ -413,7 +419,7 @@ class Machine:
                 raise GpuError("a copy of a part")
             some = np.flatnonzero(given)
         if len(some):
-            origin = self.memory.offsets(from_[some], size, "a copy")
+            origin = self.of_global.offsets(source, there[some], size, "a copy")
             who = self.who(there[some])
             words[:, some] = self.memory.space.read(origin, 4, size // 4, who)
         poison = [np.full(len(there), POISON)] * (size // 4)
@@ -436,19 +442,18 @@ class Machine:
                 left.append((there[~done], group[~done], at[~done], words[:, ~done], size))
         self._copies = left
 
-    def shuffled(self, mask: Any, how: str, x: Any, lane: Any) -> Any:
+    def shuffled(self, mask: Any, how: str, x: Any, lane: Any, members: Any) -> Any:
         """Every thread gets the number of another one of its warp."""
-        self.whole_warps(mask)
+        self.whole_warps(mask, members)
         x = np.broadcast_to(x, self.lanes)
         lane = np.broadcast_to(lane, self.lanes).astype(np.int64)
         own = self.special["%laneid"].astype(np.int64)
-        of = {"bfly": own ^ lane, "idx": lane & 31, "up": own - lane, "down": own + lane}[how]
-        of = np.where((of < 0) | (of > 31), own, of)
+        of = {"bfly": own ^ lane, "idx": lane}[how] & 31
         return x[np.arange(self.lanes) // 32 * 32 + of]
 
-    def reduced(self, mask: Any, how: str, x: Any) -> Any:
+    def reduced(self, mask: Any, how: str, x: Any, members: Any) -> Any:
         """Every thread gets the sum, or the like, of its warp."""
-        self.whole_warps(mask)
+        self.whole_warps(mask, members)
         functions = {"min": np.min, "max": np.max, "add": np.sum}
         warps = np.broadcast_to(x, self.lanes).reshape(-1, 32)
         return np.repeat(functions[how](warps, axis=1), 32).astype(x.dtype)
@@ -516,9 +521,21 @@ class Machine:
         return results
 
     def fence(self, mask: Any) -> None:
-        """Show the tensor cores what the programs of these threads have written."""
-        programs = mask.reshape(-1, self.threads).any(1)
-        self._shared.unfenced.reshape(len(programs), -1)[programs] = False
+        """Show the tensor cores what these warps wrote, and what was written before the barrier.
+
+        The barrier is the last one that their program passed.
+        """
+        if not self.checked:
+            return
+        fencing = np.zeros((self.lanes // self.threads, 256), bool)  # [program, warp]
+        fencing[np.flatnonzero(mask) // self.threads, self._warp[mask]] = True
+        cells = np.flatnonzero(self._shared.unfenced)
+        program, writers = cells // (self.shared_bytes // 4), self._shared.writers[cells]
+        earlier = (writers >> 8) < ((self._program | (self._epoch << 8)) >> 8)[
+            program * self.threads
+        ]
+        shown = (earlier & fencing.any(1)[program]) | fencing[program, writers & 255]
+        self._shared.unfenced[cells[shown]] = False
 
     def commit_products(self, mask: Any) -> None:
         """The products so far are a group."""
@@ -613,13 +630,13 @@ class Machine:
         at = at + self.first_byte[groups * 128][:, None, None]
         if self.checked:
             words = at if size == 4 else at[:, ::2] if turned else at[:, :, ::2]
-            self._lend(groups, words.reshape(len(groups), -1) // 4)
+            self._reads_until_waited(groups, words.reshape(len(groups), -1) // 4)
         (numbers,) = self._shared.read(at.ravel(), size, 1, None)
         whole = np.zeros((self.lanes // 128, rows, depth))
         whole[groups] = as_numbers(numbers, kind).reshape(len(groups), rows, depth)
         return whole
 
-    def _lend(self, groups: Any, cells: Any) -> None:
+    def _reads_until_waited(self, groups: Any, cells: Any) -> None:
         """All four warps of each group read these words until the product is waited for."""
         who = self.who(groups * 128)
         assert who is not None
@@ -632,7 +649,7 @@ class Machine:
 
 def cells_of(at: Any, size: int) -> Any:
     """The words of so many bytes from each offset on."""
-    return (at // 4)[:, None] + np.arange(size // 4)
+    return (at // 4)[:, None] + np.arange(max(size // 4, 1))
 
 
 def whole_groups(mask: Any) -> Any:

@@ -4,9 +4,9 @@
         attend(q, k, v, bias=bias, backend="fused")     # on tensors of the CPU
     print(started)                                      # the names of the kernels
 
-Triton's interpreter runs the source of the kernels; this runs the machine-independent assembly that
-a GPU's driver is given, with the tiles of an H200: inline assembly, layouts of tensor cores, shared
-memory and barriers included. It needs Triton, and no TRITON_INTERPRET.
+Triton's interpreter runs the source of the kernels; this runs the PTX that a GPU's driver compiles,
+with the tiles of an H200: inline assembly, layouts of tensor cores, shared memory and barriers
+included. It needs Triton, and no TRITON_INTERPRET.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from ptx import Kernel
 from ptx_machine import GlobalMemory, GpuError, Machine
 
 CAPABILITY, PROCESSORS, SHARED = (9, 0), 132, 227 << 10  # of an H200
-TRANSLATED: dict[Any, Kernel] = {}  # by the kernel that Triton compiled
+TRANSLATED: dict[Any, Kernel] = {}  # Triton's compiled kernel -> its translation
 
 
 class Hopper:
@@ -41,9 +41,10 @@ class Hopper:
 
 @contextmanager
 def simulated_gpu(*, checked: bool = True) -> Iterator[list[str]]:
-    """A context in which fused kernels run on tensors of the CPU; it gives the names of those started.
+    """A context in which fused kernels run on tensors of the CPU.
 
-    Unchecked it takes half the time and does not look for races.
+    It yields a list to which the names of started kernels are added. Unchecked it takes half the
+    time and looks at addresses alone: not for races, fences or constants that were written.
     """
     from triton.runtime import JITFunction, driver
 

@@ -125,6 +125,13 @@ def test_an_address_outside_of_all_tensors_or_not_aligned_is_an_error() -> None:
             run(body, x)
 
 
+def test_a_store_of_four_numbers_is_outside_where_one_of_them_is() -> None:
+    x = torch.zeros(64, 3, dtype=torch.int32)[:, 0]  # the first and the last belong to it
+    body = "setp.eq.u32 %p1, %r1, 0; @%p1 st.global.v4.b32 [%rd1], {%r1, %r1, %r1, %r1};"
+    with pytest.raises(GpuError, match="a store outside of all tensors"):
+        run(body, x)
+
+
 def test_what_lies_between_the_elements_of_a_view_is_outside_of_it() -> None:
     x = torch.zeros(64, 2, dtype=torch.int32)[:, 0]
     body = "add.s64 %rd2, %rd2, %rd2; add.s64 %rd3, %rd1, %rd2; st.global.b32 [%rd3{}], %r1;"
@@ -202,7 +209,8 @@ def test_four_warps_multiply_two_matrices_in_shared_memory() -> None:
     assert (multiplied("bar.sync 0;" + FENCE + MULTIPLY + DONE.format(0)) == 16).all()
 
 
-ZERO = "setp.lt.u32 %p1, %r1, 32; @%p1 st.shared.b32 [%r2], 0;"
+FIRST = "setp.lt.u32 %p1, %r1, 32;"  # the first warp
+ZERO = f"{FIRST} @%p1 st.shared.b32 [%r2], 0;"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +221,9 @@ ZERO = "setp.lt.u32 %p1, %r1, 32; @%p1 st.shared.b32 [%r2], 0;"
         (f"bar.sync 0; {ZERO} {FENCE} {MULTIPLY}" + DONE.format(0), "without a barrier between"),
         (f"bar.sync 0; {FENCE} {MULTIPLY} bar.sync 0; {ZERO}" + DONE.format(0), "in flight uses"),
         (f"bar.sync 0; {FENCE} {MULTIPLY}" + DONE.format(1), "ends with a copy or a product"),
+        (f"{FIRST} @%p1 {FENCE} bar.sync 0; {MULTIPLY}" + DONE.format(0), "without a fence"),
     ],
-    ids=["no fence", "no barrier", "an own word", "an early write", "no wait"],
+    ids=["no fence", "no barrier", "an own word", "an early write", "no wait", "one warp's fence"],
 )
 def test_operands_of_a_product_are_shown_and_left_alone(body: str, message: str) -> None:
     with pytest.raises(GpuError, match=message):
@@ -226,6 +235,10 @@ def test_memory_that_a_kernel_writes_is_not_constant() -> None:
     stored(body.format(""))
     with pytest.raises(GpuError, match="read as constant"):
         stored(body.format("st.global.b32 [%rd3], %r1;"))
+    second = "and.b32 %r11, %r1, 1; setp.eq.u32 %p1, %r11, 1; @%p1 st.global.b32 [%rd3], 5;"
+    pair = f"{second} bar.sync 0; @!%p1 ld.global.nc.v2.b32 {{%r12, %r10}}, [%rd3]; bar.sync 0;"
+    with pytest.raises(GpuError, match="read as constant"):
+        stored(pair)
 
 
 def test_a_chained_kernel_waits_for_the_one_before() -> None:
@@ -233,6 +246,8 @@ def test_a_chained_kernel_waits_for_the_one_before() -> None:
     stored(wait + load)
     with pytest.raises(GpuError, match="before the wait for the kernel before"):
         stored(load + wait)
+    with pytest.raises(GpuError, match="a copy before the wait for the kernel before"):
+        run(START + wait, torch.arange(256, dtype=torch.int32), shared=1024)
 
 
 def test_warps_that_branch_differently_meet_again() -> None:
@@ -316,4 +331,17 @@ def test_a_product_and_a_sum_are_rounded_once() -> None:
 )
 def test_an_instruction_that_is_not_known_is_an_error(body: str) -> None:
     with pytest.raises(UnknownError, match=body.split(" ")[0]):
+        stored(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "shfl.sync.idx.b32 %r10, %r1, 3, 31, 0xff;",
+        "redux.sync.add.s32 %r10, %r1, 0xff;",
+        "bar.warp.sync 0x1;",
+    ],
+)
+def test_an_instruction_for_a_part_of_a_warp_is_refused(body: str) -> None:
+    with pytest.raises(GpuError, match="for a part of a warp"):
         stored(body)

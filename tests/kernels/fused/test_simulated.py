@@ -98,8 +98,9 @@ def test_machine_code_is_as_exact_as_pytorch(name: str) -> None:
     from simulated_gpu import simulated_gpu
 
     options, kernels = CASES[name]
+    draws = 3 if options.get("dtype") == "float32" else 1
     with simulated_gpu() as started:
-        found = gpu_exactness.judged(CALL | options, 1, "cpu")
+        found = gpu_exactness.judged(CALL | options, draws, "cpu", floor=1e-7)
     assert not found["bad"]
     assert {f"{kernel}_kernel" for kernel in kernels.split()} <= set(started)
 
@@ -128,7 +129,7 @@ def test_rotations_are_turned_as_by_definition(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("mode", "missing", "instead", "message"),
     [
-        ("short", r"bar\.sync", "bar.warp.sync", "without a barrier between"),
+        ("short", r"bar\.sync\s+0", "bar.warp.sync -1", "without a barrier between"),
         ("one pass", r"cp\.async\.wait_group[^;]*", "", "a copy"),
         ("one pass", r"wgmma\.wait_group[^;]*", "", "a product in flight"),
         ("one pass", r"fence\.proxy\.async[^;]*", "", "without a fence"),
