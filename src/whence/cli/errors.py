@@ -70,7 +70,7 @@ def last_resort() -> Iterator[None]:
 def with_extra(error: ImportError, *extras: str) -> str:
     """The message of an ImportError, with the extra that brings the module, and these extras.
 
-    A message that says itself what to install keeps its words, and names these extras too.
+    A message that contains `install(extra)` keeps its words, and names these extras too.
     """
     module = (error.name or "").partition(".")[0]
     extra = extra_of(module)

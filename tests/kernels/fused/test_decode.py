@@ -12,7 +12,7 @@ from whence import LagBias, LagValues, Line, Mask, attend, build
 __all__ = ["nan_in_empty_memory"]
 pytestmark = [
     pytest.mark.triton,
-    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    # A cell out of sight may have any logit; whatever its exponential is, its weight is made 0.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
 ]
 

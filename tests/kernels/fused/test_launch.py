@@ -22,7 +22,7 @@ from whence.units import GAIN
 pytestmark = [
     pytest.mark.usefixtures("_interpreter"),
     pytest.mark.triton,
-    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    # A cell out of sight may have any logit; whatever its exponential is, its weight is made 0.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
 ]
 

@@ -15,7 +15,7 @@ from whence.lag import BUCKETS, GAUSSIANS, LINE, CurveBias, QueryBias
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="set TRITON_INTERPRET=1"),
-    # A cell out of sight may have any logit; its weight is made 0 after exp2.
+    # A cell out of sight may have any logit; whatever its exponential is, its weight is made 0.
     pytest.mark.filterwarnings("ignore:overflow encountered in exp"),
 ]
 B, H, N, D = 2, 2, 12, 16

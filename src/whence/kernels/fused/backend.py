@@ -129,7 +129,7 @@ class Kept(NamedTuple):
     """What forward saves for backward; None for what the call does not need."""
 
     out: Any
-    lse: Any  # in base 2; in float32 two other numbers of a row (row_lse in device/tile.py)
+    lse: Any  # log-sum-exp in base 2; in base e two numbers of a row (row_lse in device/tile.py)
     out_residual: Any  # float16: the rounding error of out, scaled (device/tile.py)
     mass: Any  # probability mass of every lag of the value table
     band: Any  # laid out (device/band.py)

@@ -312,7 +312,7 @@ def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
     of_rows = task.per_row or inputs.table is not None or inputs.tails is not None
     sloping_rows = task.per_row and numbers.slopes  # every row has a slope of its own
     # far_lse_delta is rounded once more than lse_delta, which shows where dS should be 0. It has no
-    # part of slopes in float32, which are computed in every cell (far_cells in device/tile.py).
+    # room for slopes in float32, where far_cells (device/tile.py) adds them to every cell.
     sloped = numbers.slopes and task.q.dtype == torch.float32
     exact = sloping_rows or sloped or numbers.dropout or _sees_one_key(task)
     if of_rows and task.far is None and not exact:
@@ -710,7 +710,7 @@ def _band_unit(task: Task) -> float:
 
 
 def _logit_unit(task: Task) -> float:
-    """What a logit is multiplied with: `unit_of` in device/tile.py."""
+    """log2(e) where logits are in base 2, and 1 in base e: `unit_of` in device/tile.py."""
     return 1.0 if task.q.dtype == torch.float32 and task.far is None else BASE_2
 
 

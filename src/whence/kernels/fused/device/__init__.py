@@ -8,13 +8,15 @@ to the values: out_i += sum_j p_ij table[clip(lag)].
 
 **Near tiles and far ranges.** A program takes a block of rows and walks over the keys in tiles.
 Keys that no row of the block reaches with its band lie in a *far range*, to the left (region 0) or
-to the right (region 2); the bias there is a line, which is nearly free. The keys between, the *near
-tiles* (region 1), look the bias up cell by cell. An `extent` makes the near part smaller still: it
-is the largest |lag| at which a head's band is not exactly 0.
+to the right (region 2); the bias there is a line, which is nearly free (in float32 a slope is
+multiplied in every cell). The keys between, the *near tiles* (region 1), look the bias up cell by
+cell. An `extent` makes the near part smaller still: it is the largest |lag| at which a head's band
+is not exactly 0.
 
 **The base of logits.** In half precision logits and log-sum-exp are multiplied by log2(e), so that
-the hardware's exp2 serves in place of exp. In float32 they are not, because that rounds them once
-more, and `power` in tile.py is an exp with all digits of float32.
+the hardware's exp2 serves in place of exp. In float32 they stay in base e, since the product with
+log2(e) would be one more rounding, and `exponential` in tile.py is an exp with all digits. Beside a
+plain kernel for the far keys they are in base 2 there too (in_base_e in tile.py).
 
 **The laid-out band** (band.py) is a head's band with its tails on both sides as far as a near tile
 can touch, and with -inf outside the window: a near tile then needs no comparison. In half precision

@@ -98,7 +98,9 @@ class Output(NamedTuple):
 
     out: Any  # [b, h, q, d_v]
     residual: Any  # float16, in the layout of out: its rounding error times RESIDUAL_SCALE
-    lse: Any  # float32 [b, h, q], in base 2; in float32 calls [2, b, h, q] (row_lse in tile.py)
+    lse: (
+        Any  # float32 [b, h, q] in base 2; in base e two numbers, [2, b, h, q] (row_lse in tile.py)
+    )
     mass: Any  # float32 [b, h, q, lag]: probability mass of the value table's visible lags
 
 

@@ -23,6 +23,7 @@ from whence.kernels.fused.device.tile import (
     after_dropout,
     columns,
     dropout_keeps,
+    exponential,
     far_cells,
     far_line,
     head_from,
@@ -43,7 +44,6 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     pdl_wait,
-    power,
     program_of,
     reach_of,
     read_by_now,
@@ -145,7 +145,7 @@ def tile_gradient(
             lse = lse - line.shift
         if KIND.SLOPES:
             logits += line.level + line.tilt * place.c.to(tl.float32)
-    weights = power(logits - lse, KIND)
+    weights = exponential(logits - lse, KIND)
     if KIND.KEYS or KIND.SEGMENTS or LEFT_EDGE or RIGHT_EDGE or not EVEN:
         seen = visible_cells(row, col, head, sizes, KIND, LEFT_EDGE, RIGHT_EDGE, EVEN)
         if not EVEN:

@@ -15,12 +15,12 @@ from whence.kernels.fused.device.tile import (
     RowBlock,
     between_ends,
     columns,
+    exponential,
     head_rows,
     in_base_e,
     load_tails,
     near_range,
     packed_row,
-    power,
     rounding_residual,
     row_lse,
     sizes_of,
@@ -168,7 +168,7 @@ def merge_kernel(
     total = tl.load(sums.state + place * 4 + 1, mask=s < shares, other=0.0)
     highest = tl.max(top, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    weight = power(top - base, KIND)
+    weight = exponential(top - base, KIND)
     total = tl.sum(weight * total, 0)
     safe = tl.where(total == 0.0, 1.0, total)
     lse, norm = row_lse(base, total, KIND)
@@ -201,7 +201,7 @@ def merge_kernel(
             cells = result.mass + bhq * width + lag
             there = between_ends(lag - sizes.value_reach, KIND.VALUE_LAST, KIND.CAUSAL)
             there = there & (col >= low) & (col < high)
-            mass = power(tl.load(cells, mask=there, other=float("-inf")) - lse, KIND)
+            mass = exponential(tl.load(cells, mask=there, other=float("-inf")) - lse, KIND)
             if in_base_e(KIND):
                 mass *= norm
             tl.debug_barrier()  # threads read a cell before one of them overwrites it

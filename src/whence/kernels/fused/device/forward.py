@@ -12,6 +12,7 @@ from whence.kernels.fused.device.tile import (
     RowBlock,
     columns,
     dropout_keeps,
+    exponential,
     far_cells,
     far_line,
     head_from,
@@ -34,7 +35,6 @@ from whence.kernels.fused.device.tile import (
     near_reach_of,
     packed_row,
     pdl_wait,
-    power,
     product_in_parts,
     program_of,
     region_of,
@@ -55,7 +55,7 @@ from whence.kernels.fused.device.tile import (
 
 
 class Softmax(NamedTuple):
-    """The state of an online softmax: sums over the keys so far, relative to power(top)."""
+    """The state of an online softmax: sums over the keys so far, relative to exponential(top)."""
 
     acc: Any  # [m, d_v]: weighted values
     top: Any  # [m]: the largest logit
@@ -261,8 +261,8 @@ def attended(
             logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(top, tl.max(logits, 1) * factor + shift)
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = power(logits * factor - (base - shift)[:, None], KIND)
-        shrink = power(top - base, KIND)
+        weights = exponential(logits * factor - (base - shift)[:, None], KIND)
+        shrink = exponential(top - base, KIND)
         weight = tl.sum(weights, 1)
         total = total * shrink + weight
         top = higher
@@ -453,7 +453,7 @@ def with_table(
         nothing = float("-inf")
         index = tl.where(inside, cols - low, -1)
         tile = load_in_place(places, nothing, nothing, index, high - low, True)
-        masses = power(tile - lse[:, None], KIND)
+        masses = exponential(tile - lse[:, None], KIND)
         if in_base_e(KIND):
             masses *= norm[:, None]
         if KIND.DROPOUT:

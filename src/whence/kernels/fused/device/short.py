@@ -26,9 +26,9 @@ from whence.kernels.fused.device.arguments import VARYING
 from whence.kernels.fused.device.tile import (
     after_dropout,
     dropout_keeps,
+    exponential,
     in_two,
     packed_row,
-    power,
     product_in_parts,
     sizes_of,
     third_part,
@@ -262,7 +262,7 @@ def masked(logits, visible, b, r, c, sizes, KIND: tl.constexpr, TILE: tl.constex
 def masked_logits(
     q, k, factor, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr
 ):
-    """The logits of rows r and keys c in the base of `power`, with -inf at masked cells."""
+    """The logits of rows r and keys c, in base 2 or e (unit_of), with -inf at masked cells."""
     logits = tl.dot(q, tl.trans(k), input_precision=KIND.PRECISION) * (sizes.scale * unit_of(KIND))
     if KIND.BAND:
         bias = operands.bias
@@ -286,11 +286,11 @@ def reciprocal(total):
 
 @triton.jit
 def exponentials(q, k, factor, operands, b, h, r, c, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """power(logit - row maximum), and the sum of each row."""
+    """exponential(logit - row maximum), and the sum of each row."""
     logits = masked_logits(q, k, factor, operands, b, h, r, c, sizes, KIND, TILE)
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
-    weights = power(logits - top[:, None], KIND)
+    weights = exponential(logits - top[:, None], KIND)
     return weights, tl.sum(weights, 1)
 
 

@@ -23,7 +23,7 @@ from whence.kernels.fused.device.short import (
     store_head,
     transposed_product,
 )
-from whence.kernels.fused.device.tile import power, sizes_of
+from whence.kernels.fused.device.tile import exponential, sizes_of
 
 
 @triton.jit
@@ -108,8 +108,8 @@ def short_triangle_kernel(
         p10 = masked_logits(q1, k0, None, operands, b, h, r1, c0, sizes, KIND, TILE)
         p11 = masked_logits(q1, k1, None, operands, b, h, r1, c1, sizes, KIND, TILE)
         top = finite(tl.maximum(tl.max(p10, 1), tl.max(p11, 1)))
-        p10 = power(p10 - top, KIND)
-        p11 = power(p11 - top, KIND)
+        p10 = exponential(p10 - top, KIND)
+        p11 = exponential(p11 - top, KIND)
         scale = reciprocal(tl.sum(p10, 1) + tl.sum(p11, 1))
         p10 = p10 * scale
         p11 = p11 * scale
@@ -140,7 +140,7 @@ def short_triangle_kernel(
         q0 = load_block(operands.q, b, h, 0, sizes.n_q, D, BLOCK_D, TILE)
         d_out0 = load_block(d_out, b, h, 0, sizes.n_q, D_V, BLOCK_DV, TILE)
         p00 = masked_logits(q0, k0, None, operands, b, h, r0, c0, sizes, KIND, TILE)
-        p00 = power(p00 - finite(tl.max(p00, 1)), KIND)
+        p00 = exponential(p00 - finite(tl.max(p00, 1)), KIND)
         p00 = p00 * reciprocal(tl.sum(p00, 1))
         d_p00 = tl.dot(d_out0, tl.trans(v0), input_precision=PRECISION)
         d_s00 = p00 * (d_p00 - tl.sum(p00 * d_p00, 1)[:, None])

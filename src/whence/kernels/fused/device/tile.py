@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # by Triton's interp
 
 
 class Tails(NamedTuple):
-    """The two tails in the base of `power`, of a head or of each row: constant + slope * |lag|."""
+    """The two tails of a head or of each row: constant + slope * |lag|, in the logits' base."""
 
     left: Any
     left_slope: Any
@@ -108,27 +108,28 @@ def sizes_of(numbers, n_q, n_k, q_start, reach, edge):
 
 @triton.constexpr_function
 def in_base_e(kind):
-    """Whether weights have all digits of float32: base-e logits, and a norm of rows (row_lse).
+    """Whether logits are in base e and every row has a norm (row_lse).
 
-    Beside a plain kernel, which takes a log-sum-exp alone, they do not.
+    So it is in float32, unless a plain kernel takes the far keys: it knows only a log-sum-exp.
     """
     return kind.PRECISION == "ieee" and not kind.FAR
 
 
 @triton.constexpr_function
 def unit_of(kind):
-    """What a logit is multiplied with, to be in the base of `power`.
+    """1 where logits are in base e, and log2(e) where they are in base 2.
 
-    It repeats the condition of in_base_e: in Triton 3.6 a constexpr_function cannot call another.
+    It repeats the condition of in_base_e: in Triton 3.6 a group that one constexpr_function passes
+    to another arrives as a plain tuple, without the names of its fields.
     """
     return 1.0 if kind.PRECISION == "ieee" and not kind.FAR else LOG2E.value
 
 
 @triton.jit
-def power(x, KIND: tl.constexpr):
-    """2^x, by one instruction; e^x where logits are in base e.
+def exponential(x, KIND: tl.constexpr):
+    """e^x where logits are in base e, else 2^x, which is one instruction.
 
-    A logit times log2(e) is rounded. In float32 that would double the error of a weight.
+    In float32 the rounding of a logit times log2(e) would double the error of its weight.
     """
     return exact_exp(x) if in_base_e(KIND) else tl.exp2(x)
 
@@ -158,12 +159,12 @@ def exact_exp(x):
 
 @triton.jit
 def row_lse(top, total, KIND: tl.constexpr):
-    """lse and norm of each row: a weight is norm * power(logit - lse).
+    """lse and norm of each row: a weight is norm * exponential(logit - lse).
 
-    In half precision lse is the log-sum-exp in base 2, and there is no norm. In float32 the
-    rounding of a log-sum-exp would show where it is the same in all rows. There lse is the largest
-    logit, and norm is 1 divided by the sum of the weights relative to it. A row without keys has
-    an infinite lse, with which its weights are 0.
+    In base 2 lse is the log-sum-exp, and there is no norm. In base e (in_base_e) the rounding of a
+    log-sum-exp would show where it is the same in all rows. There lse is the largest logit, and
+    norm is 1 divided by the sum of the weights relative to it. A row without keys has an infinite
+    lse, with which its weights are 0.
     """
     safe = tl.where(total == 0.0, 1.0, total)
     lse = top
@@ -464,8 +465,9 @@ def far_line(
 def slopes_by_cell(kind):
     """Whether the bias of a far tile is computed for each cell (far_cells), not along a line.
 
-    In float32 with slopes: a logit, which may be large, is then rounded as often as in PyTorch, and
-    alike in all kernels.
+    So it is in float32 with slopes, which make logits far from the diagonal large: each is then
+    rounded as often as in PyTorch. Along a line it would be rounded four or five times, and
+    differently in the key kernel. The condition of in_base_e is repeated, as in unit_of.
     """
     return kind.SLOPES and kind.PRECISION == "ieee" and not kind.FAR
 
