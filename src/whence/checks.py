@@ -85,6 +85,11 @@ def is_symbolic(*sizes: int) -> bool:
     return not all(has_static_value(size) for size in sizes)
 
 
+def is_exported(*sizes: int) -> bool:
+    """Whether torch.export holds one of these sizes open: a comparison would limit its range."""
+    return torch.compiler.is_exporting() and is_symbolic(*sizes)
+
+
 def surely_equal(a: int, b: int) -> bool:
     """a == b, without a guard: False where a compiler holds a size open and cannot tell."""
     if not torch.compiler.is_compiling():

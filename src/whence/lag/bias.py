@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import at_least, broadcasts, is_symbolic, require
+from whence.checks import at_least, broadcasts, is_symbolic, require, surely_equal
 from whence.lag.line import Line
 from whence.lag.terms import Bias, Terms
 
@@ -189,7 +189,9 @@ class LagBias(Bias):
 
     def _with_reach(self, reach: int) -> "LagBias":
         """The same function with a longer or shorter band."""
-        if is_symbolic(reach, self.reach):  # which of the two it is would be a guard
+        if surely_equal(reach, self.reach):
+            return self
+        if is_symbolic(reach, self.reach):  # to ask which of the two it is would be a guard
             band = self._at(torch.arange(-reach, reach + 1, device=self.band.device))
             return LagBias(band, self.left, self.right, self.extent)
         return self.widen(reach) if self.reach < reach else self.narrow(reach)

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 
 from shaking import gains, shake
-from whence import Mask, build
+from whence import Mask, attend, build
 from whence.kernels.fused import backend as fused
 from whence.nn import positioned_attention
 
@@ -31,8 +31,8 @@ SPECS = [
     "kerple",
     "rope",
 ]
-# Other kernels take a call, and save something else for backward, from 33 tokens on with tables and
-# from 65 on without (short.is_faster); in half precision and causal calls from 129 on.
+# The kernels for short sequences take calls of up to 64 tokens, causal ones in half precision without
+# tables of up to 128, and save less for backward (short.is_faster).
 LENGTHS = (36, 60, 20, 70)
 
 
@@ -106,7 +106,7 @@ def test_other_lengths_are_compiled_at_most_once_more(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["tisa", "shaw:clip=3"])
-def test_so_they_are_in_half_precision_where_a_residual_is_saved(spec: str) -> None:
+def test_other_lengths_are_compiled_at_most_once_more_in_half_precision(spec: str) -> None:
     module = Attention(spec)
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=graphs)
@@ -117,7 +117,7 @@ def test_so_they_are_in_half_precision_where_a_residual_is_saved(spec: str) -> N
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("spec", ["tisa:reach=6", "shaw:clip=4"])
-def test_so_they_are_where_a_plain_kernel_takes_the_far_keys_of_the_longer_ones(
+def test_lengths_are_compiled_at_most_once_more_where_a_plain_kernel_takes_the_far_keys(
     spec: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused, "GRAIN", 8)
@@ -140,7 +140,7 @@ def test_so_they_are_where_a_plain_kernel_takes_the_far_keys_of_the_longer_ones(
 
 
 @pytest.mark.parametrize("spec", ["tisa", "shaw:clip=3"])
-def test_so_they_are_where_few_queries_attend_to_many_keys(
+def test_other_lengths_are_compiled_at_most_once_more_with_few_queries(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused, "MANY_KEYS", 32)
@@ -163,7 +163,7 @@ class Masked(Attention):
 
 
 @pytest.mark.parametrize("spec", ["tisa", "tisa+shaw:clip=40"])
-def test_so_they_are_with_a_mask_and_a_window(spec: str) -> None:
+def test_other_lengths_are_compiled_at_most_once_more_with_a_mask_and_a_window(spec: str) -> None:
     module = Masked(spec, causal=False)
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(module, fullgraph=True, backend=graphs)
@@ -190,6 +190,69 @@ def test_a_compiled_model_has_two_graphs_for_all_lengths() -> None:
         of_compiled, of_called = (torch.autograd.grad(x, parameters) for x in (found, wanted))
         torch.testing.assert_close(of_compiled, of_called, rtol=1e-4, atol=1e-5)
     assert graphs.frame_count <= 2
+
+
+@pytest.mark.parametrize("spec", ["tisa", "shaw:clip=3"])
+def test_a_graph_for_a_growing_cache_runs_the_kernels_of_few_queries(spec: str) -> None:
+    from whence.kernels.fused.plan import PLANS
+
+    module = Attention(spec)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=graphs)
+    with torch.no_grad():
+        for n_k in (300, 310, 320):
+            q, (_, *kv) = heads(4)[0], heads(n_k)
+            PLANS.forget()
+            torch.testing.assert_close(compiled(q, *kv), module(q, *kv))
+            plans = [getattr(x, "plan", x) for x in PLANS._kept.values()]
+            assert {x.launches[-1].kernel for x in plans} == {"merge_kernel"}
+    assert graphs.frame_count <= 2
+
+
+@pytest.mark.parametrize("spec", ["alibi", "shaw:clip=3"])
+def test_another_first_position_is_compiled_at_most_once_more(spec: str) -> None:
+    method, (q, k, v) = build(spec, n_heads=H, d_head=D), heads(40)
+
+    def attention(q_start: int) -> Tensor:
+        pos = torch.arange(40)
+        bias = method.score_term(q, pos + q_start, pos)
+        return attend(q, k, v, bias=bias, q_start=q_start, backend="fused")
+
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attention, fullgraph=True, backend=graphs)
+    for q_start in (31, 5, 10, 200):
+        torch.testing.assert_close(compiled(q_start), attention(q_start), rtol=1e-4, atol=1e-5)
+    assert graphs.frame_count <= 2
+
+
+def test_a_graph_asks_whether_there_are_too_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "MOST_HEADS", 4 * H)
+    method, sizes = build("tisa", n_heads=H, d_head=D), (2, 3, 5)
+    given = [[torch.randn(b, H, 9, D) for _ in range(3)] for b in sizes]
+
+    class Auto(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return positioned_attention(method, q, k, v)
+
+    compiled = torch.compile(Auto(), fullgraph=True, backend="aot_eager")
+    for qkv in given:  # the last one on another backend, as a call does
+        torch.testing.assert_close(compiled(*qkv), Auto()(*qkv))
+    b = torch.export.Dim("b", min=2, max=100)
+    with torch.no_grad():
+        exported = torch.export.export(Auto(), tuple(given[0]), dynamic_shapes=({0: b},) * 3)
+        torch.testing.assert_close(exported.module()(*given[1]), Auto()(*given[1]))
+        with pytest.raises(ValueError, match="cannot run this call: it takes at most 8 heads"):
+            exported.module()(*given[2])
+
+
+@pytest.mark.parametrize("spec", ["kerple", "tisa+shaw:clip=3"])
+def test_a_band_that_grows_with_the_length_is_exported_without_a_limit(spec: str) -> None:
+    module, n = Attention(spec), torch.export.Dim("n")
+    given = tuple(x.detach() for x in heads(20))
+    with torch.no_grad():
+        exported = torch.export.export(module, given, dynamic_shapes=({2: n},) * 3)
+        given = tuple(x.detach() for x in heads(50))
+        torch.testing.assert_close(exported.module()(*given), module(*given))
 
 
 @pytest.mark.parametrize("spec", quick("tisa"))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from whence.checks import is_symbolic, surely_equal
+from whence.checks import is_exported, is_symbolic, surely_equal
 from whence.derivatives import once_differentiable, refused_transform
 from whence.kernels.call import AttentionCall
 from whence.kernels.fused.plain import HALF, fastest
@@ -252,7 +252,10 @@ class Task(NamedTuple):
 
     @property
     def few_queries(self) -> bool:
-        """Whether few queries attend to many keys (`decoded`), without a product as the band."""
+        """Whether few queries attend to many keys (`decoded`), which programs then share.
+
+        Never with a product, whose band only the forward kernel computes.
+        """
         return self.product is None and decoded(self.q, self.k, self.numbers)
 
 
@@ -270,8 +273,8 @@ class Call(NamedTuple):
     product_scale: float = 1.0
     curve: str = ""  # the name of a curve with device code; "" where there is none
     reach: int = 0  # of the curve
-    # A compiler holds the lengths open. What the call saves is then laid out alike for all lengths,
-    # and keys at |lag| >= numbers.far are left to a plain kernel from `split_from` tokens on alone.
+    # The call is in a graph for any length. It saves the same tensors however it is run, of sizes
+    # that are formulas of the lengths, and `numbers.far` holds from `split_from` tokens on (`at`).
     open_length: bool = False
 
     def flat(self) -> tuple[Any, ...]:
@@ -285,7 +288,7 @@ class Call(NamedTuple):
         return cls(Numbers(*numbers[:count]), *numbers[count:])
 
     def at(self, q: Any) -> "Call":
-        """The call with the length of q, which decides whether a plain kernel takes far keys."""
+        """The call at the length of q: far is 0 if that is too short for a plain kernel."""
         far = self.numbers.far
         if not (self.open_length and far and q.shape[2] < split_from(q.shape[3], far)):
             return self
@@ -306,9 +309,12 @@ def decoded(q: Any, k: Any, numbers: Numbers) -> bool:
 
     Forward then divides the keys among programs, and reads the band without laying it out.
     """
-    rows = q.shape[2] * (q.shape[1] // k.shape[1])
-    few = rows <= FEW_ROWS and k.shape[2] >= MANY_KEYS
-    return bool(few and not (numbers.far or numbers.dropout))
+    return bool(few_rows(q, k) and k.shape[2] >= MANY_KEYS) and not (numbers.far or numbers.dropout)
+
+
+def few_rows(q: Any, k: Any) -> bool:
+    """Whether the queries that share a head of keys fit into the smallest tile."""
+    return bool(q.shape[2] * (q.shape[1] // k.shape[1]) <= FEW_ROWS)
 
 
 def by_token(q: Any) -> bool:
@@ -375,21 +381,23 @@ def refuse(call: AttentionCall) -> str | None:
     if call.sight.n_q == 0 or call.sight.n_k == 0 or call.q.shape[0] == 0:
         return "needs at least one sequence, query and key. Take backend='sdpa'."
     heads = call.q.shape[0] * call.q.shape[1]
-    if not is_symbolic(heads) and heads > MOST_HEADS:  # else the operator refuses it
-        return too_many(heads)
-    return refused_transform(call.tensors)
+    reason = None if is_exported(heads) else too_many(heads)  # a graph for any batch asks when run
+    return reason or refused_transform(call.tensors)
 
 
-def too_many(heads: int) -> str:
-    """Why a call with so many heads in all its sequences is refused."""
-    return f"takes at most {MOST_HEADS:,} heads in a batch, got {heads:,}. Take backend='sdpa'."
+def too_many(heads: int) -> str | None:
+    """Why a call with so many heads in all its sequences is refused, or None."""
+    if heads <= MOST_HEADS:
+        return None
+    found = "" if is_symbolic(heads) else f", got {heads:,}"
+    return f"takes at most {MOST_HEADS:,} heads in a batch{found}. Take backend='sdpa'."
 
 
 def beats_plain(call: AttentionCall) -> bool:
     """Whether these kernels are faster than PyTorch's for a call without position.
 
-    They are for short sequences in half precision, on an H200; with dropout it was not measured. A
-    graph for any length takes PyTorch's.
+    They are for short sequences in half precision, on an H200; with dropout it was not measured.
+    False in a graph for any length, which must not ask whether it is short.
     """
     if is_symbolic(call.sight.n_q, call.sight.n_k):
         return False
@@ -568,7 +576,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     given = Given(
         q, k, v, table=table, keys=keys, q_segment=q_segment, k_segment=k_segment, seed=seed
     )
-    whole = Call(numbers, open_length=is_symbolic(sight.n_q, sight.n_k))
+    whole = Call(numbers, open_length=is_symbolic(sight.n_q, sight.n_k, sight.q_start))
     if isinstance(lag, QueryBias) and _by_row(lag, q, k, whole):
         query = None if lag.query is call.q else as_rows(lag.query)
         given = given._replace(query=query, factor=_contiguous(lag.table))
@@ -594,7 +602,11 @@ def _by_row(lag: LagBias, q: Tensor, k: Tensor, call: Call) -> bool:
     """
     if lag.shape[:3] != q.shape[:3] or q.shape[2] <= 1:
         return False
-    return call.open_length or not decoded(q, k, call.numbers)
+    if is_symbolic(q.shape[2]):
+        return True
+    if is_symbolic(k.shape[2]):  # a cache that grows: when it is run, `decoded` decides
+        return not few_rows(q, k) or call.numbers.dropout > 0
+    return not decoded(q, k, call.numbers)
 
 
 def _lag_parts(
@@ -621,19 +633,21 @@ def _lag_parts(
 
 
 FARTHEST = 1 << 24  # row strides are below this: offsets within a tile have 32 bits
+ROWS = ("q", "k", "v", "band", "query")  # fields whose last two axes are rows with a stride
 
 
 def as_rows(x: Tensor) -> Tensor:
     """x with a contiguous last axis, and without a pending negation: kernels read raw memory."""
     x = x.resolve_neg()
-    return x if x.stride(-1) == 1 and x.stride(-2) < FARTHEST else x.contiguous()
+    near = is_exported(x.stride(-2)) or x.stride(-2) < FARTHEST
+    return x if x.stride(-1) == 1 and near else x.contiguous()
 
 
 def as_read(name: str, x: Tensor) -> Tensor:
     """The tensor of this field of `Given` in memory as the kernels read it."""
     if name == NOWHERE:
         return x
-    return as_rows(x) if name in ("q", "k", "v", "band", "query") else _contiguous(x)
+    return as_rows(x) if name in ROWS else _contiguous(x)
 
 
 def without_gaps(x: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ from whence.checks import require
 from whence.derivatives import once_differentiable
 from whence.kernels.fused.backend import (
     CURVES,
-    MOST_HEADS,
+    FARTHEST,
     NOWHERE,
+    ROWS,
     Call,
     Far,
     FarGradients,
@@ -158,13 +159,15 @@ def attended(
 ) -> Sequence[Any]:
     """The output of a call; if it is recorded, also residual, state and the far keys' results.
 
-    Those of them that the call does not have are left out.
+    Those of them that the call does not have are left out. In a graph for any length, all that some
+    length needs are there, and nobody reads those that this length does not need.
     """
     signature = ("output", names, numbers, recorded, *map(layout_of, tensors))
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run(tensors)  # type: ignore[no-any-return]
     call, given, far = Call.from_flat(numbers), _fields(names, tensors), list[Tensor]()
+    _check(given)
     near = call.at(given.q).numbers
     if near.far:
         far = _not_none(far_attention(given.q, given.k, given.v, near)[1:])
@@ -175,6 +178,15 @@ def attended(
         lambda: forward_plan(slots_of(every), names, call, every[0].device, recorded=recorded),
     )
     return [*plan.run(every), *(far if recorded else ())]
+
+
+def _check(given: Given) -> None:
+    """Refuse sizes that an exported graph holds open, and so does not ask about."""
+    reason = too_many(given.q.shape[0] * given.q.shape[1])
+    for name, x in zip(Given._fields, given, strict=True):
+        if name in ROWS and x is not None and x.stride(-2) >= FARTHEST:
+            reason = f"takes rows at most {FARTHEST - 1:,} numbers apart. Make {name} contiguous."
+    require(reason is None, lambda: f"backend 'fused' cannot run this call: it {reason}")
 
 
 def gradients(
@@ -198,8 +210,9 @@ def gradients(
     every = [rows, *tensors, *results]
     near = call.at(given.q)
     if near.numbers.far:
-        state = results[1 if saved_rooms(given, call).out_residual is None else 2]
-        kept = Kept(*parts_of(state, in_state(kept_rooms(given, near))))
+        rooms = kept_rooms(given, near)
+        state = results[1 if rooms.out_residual is None else 2]
+        kept = Kept(*parts_of(state, in_state(rooms)))
         inputs = given.inputs
         inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
         rest = (results[0], kept.lse, inputs, near.numbers)
@@ -226,11 +239,8 @@ def forward_plan(
     """The plan of the output, from the call's tensors and the results for the far keys."""
     count = len(names.split())
     given = _fields(names, slots[:count])
-    heads = given.q.shape[0] * given.q.shape[1]
-    require(heads <= MOST_HEADS, lambda: f"backend 'fused' {too_many(heads)}")
     near = call.at(given.q)
     task = _near(near.task(given), slots[count:])
-    rooms = saved_rooms(given, call)
 
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
@@ -238,7 +248,7 @@ def forward_plan(
         if not recorded:
             plan.returns(kept.out)
             return plan
-        residual = kept.out_residual
+        rooms, residual = saved_rooms(given, call), kept.out_residual
         if residual is None and rooms.out_residual is not None:
             residual = plan.reserved(rooms.out_residual)  # a graph for any length expects one
         n_bytes = 0 if rooms.state is None else rooms.state.shape[0]
@@ -332,17 +342,17 @@ class Saved(NamedTuple):
 def saved_rooms(given: Given, call: Call) -> Saved:
     """What a recorded call returns, also for symbolic lengths.
 
-    In a graph for any length, which asks no length, it has all tensors that some length needs. Its
-    state is as large as the largest way to run the call makes it, and of the results for the far
-    keys two rows are there below the length from which a plain kernel takes them, which nobody
-    reads.
+    A graph for any length returns every tensor that some length needs, and a state with room for
+    the way to run the call that needs most. Where q is too short for a plain kernel, the results
+    for the far keys are two rows that nobody reads.
     """
     far, is_open = call.numbers.far, call.open_length
-    kept, size = kept_rooms(given, call, any_length=is_open), 0
-    for start in {0, far} if is_open else {far}:
-        numbers = call.numbers._replace(far=start)
-        rooms = in_state(kept_rooms(given, call._replace(numbers=numbers), any_length=is_open))
-        size = torch.sym_max(size, size_of(rooms))  # type: ignore[no-untyped-call]
+    kept = kept_rooms(given, call, any_length=is_open)
+    size = size_of(in_state(kept))
+    if far and is_open:
+        near = call._replace(numbers=call.numbers._replace(far=0))
+        least = size_of(in_state(kept_rooms(given, near, any_length=True)))
+        size = torch.sym_max(size, least)  # type: ignore[no-untyped-call]
     of_far = []
     if far:
         (b, h, n_q, d_v), d = kept.out.shape, given.q.shape[3]
@@ -356,22 +366,27 @@ def saved_rooms(given: Given, call: Call) -> Saved:
     return Saved(kept.out, kept.out_residual, state, of_far)
 
 
+def out_room(given: Given) -> Room:
+    """The memory of the output."""
+    return Room((*given.q.shape[:3], given.v.shape[-1]), given.q.dtype, by_token(given.q))
+
+
 def in_state(kept: Kept) -> Kept:
     """Those fields that are parts of the state."""
     return kept._replace(out=None, out_residual=None)
 
 
 def kept_rooms(given: Given, call: Call, *, any_length: bool = False) -> Kept:
-    """The memory of what forward saves for backward; with `any_length`, at any length of q and k.
+    """The memory of what forward saves for backward.
 
-    At some lengths less is saved.
+    With `any_length` it is all that some length of q and k needs: a short call, or one with few
+    queries, saves less.
     """
     task = call.task(given)
-    q, product, curve = given.q, task.product, task.curve
-    (b, h, n_q, _), tokens = q.shape, by_token(q)
+    q, product, curve, out = given.q, task.product, task.curve, out_room(given)
+    b, h, n_q, _ = q.shape
     biased = task.band_shape is not None or given.table is not None
     brief, few = (False, False) if any_length else (is_short(task), task.few_queries)
-    out = Room((b, h, n_q, given.v.shape[-1]), q.dtype, tokens)
     mass = None
     if given.table is not None and not brief:
         mass = mass_shape(task)
@@ -475,7 +490,7 @@ def _call(*arguments: Any) -> Tensor:
 @torch.library.register_fake(_CALL)  # type: ignore[untyped-decorator]
 def _call_fake(*arguments: Any) -> Tensor:
     given = Given(*arguments[:N_GIVEN])
-    return _empty(kept_rooms(given, Call.from_flat(arguments[N_GIVEN:])).out, given.q)
+    return _empty(out_room(given), given.q)
 
 
 @torch.library.impl(_FORWARD, ("cpu", "cuda"))
@@ -485,10 +500,10 @@ def _forward(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -
 
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
 def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> list[Tensor]:
-    given, call = _fields(names, tensors), Call.from_flat(numbers)
-    out, residual, state, far = saved_rooms(given, call)
+    given = _fields(names, tensors)
     if not recorded:
-        return [_empty(out, given.q)]
+        return [_empty(out_room(given), given.q)]
+    out, residual, state, far = saved_rooms(given, Call.from_flat(numbers))
     return [_empty(x, given.q) for x in _not_none([out, residual, state, *far])]
 
 

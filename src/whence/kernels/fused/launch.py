@@ -721,7 +721,7 @@ def laid_out_shape(task: Task) -> tuple[int, ...] | None:
         return None
     if task.per_row:
         lags = a.last_place(task.reach, task.numbers) + 1
-        # At least the margin that kernels count with, also for a reach that a compiler holds open.
+        # At least `_margin`, whose power of two would be a guard on a symbolic reach.
         return _with_margin((*task.q.shape[:3], lags), 2 * _farthest(task))
     batches, heads = shape[:2]
     if tails is not None:

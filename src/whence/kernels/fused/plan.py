@@ -171,7 +171,7 @@ class Plan:
         return slot
 
     def together(self, slots: Sequence[Slot | None], *, at_least: int = 0) -> Slot | None:
-        """One tensor of so many bytes or more that holds these slots; None if it would be empty.
+        """One tensor of at least so many bytes that holds these slots; None if it would be empty.
 
         Another plan finds them in it by `apart`.
         """
