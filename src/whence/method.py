@@ -213,8 +213,9 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> 
     """A bound on |lag| from the shapes alone, so without reading the device; or `at_most`.
 
     It holds where the queries lie among the keys or start with them, as in a Transformer they do;
-    positions on the CPU are read, so there it holds for any. Where a compiler holds the lengths
-    open it is `at_most`, if that is given: which of the two is smaller would be a guard.
+    positions on the CPU are read, so there it holds for any. Elsewhere attention gives a method
+    with `lengths_only` as many positions as make it hold. Where a compiler holds the lengths open
+    it is `at_most`, if that is given: which of the two is smaller would be a guard.
 
         >>> queries, keys = torch.arange(3), torch.arange(10)
         >>> longest_lag(queries, keys), longest_lag(queries, keys, at_most=4)

@@ -73,7 +73,7 @@ class ContentBand(PositionMethod):
         *,
         content: Content | None = None,
     ) -> LagBias:
-        """A band for each query, zero beyond it."""
+        """A band for each query, zero beyond the width; a shorter one has no tails."""
         x = need(content, "x_q", self)
         reach = longest_lag(q_pos, k_pos, at_most=self.width - 1)
         behind = self.profiles[:, : reach + 1].flip(-1)  # lags -reach..0
@@ -83,4 +83,5 @@ class ContentBand(PositionMethod):
             profiles = F.pad(behind, (0, reach))
         mix = F.linear(x, self.mix.weight.to(x.dtype))
         mix = mix.view(*mix.shape[:2], self.n_heads, self.rank).transpose(1, 2)
-        return LagBias(mix @ profiles.to(mix.dtype), Line(), Line())
+        band = mix @ profiles.to(mix.dtype)
+        return LagBias(band, Line(), Line()) if reach == self.width - 1 else LagBias(band)

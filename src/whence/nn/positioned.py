@@ -188,14 +188,22 @@ def _positions(
     q_start: int | Tensor,
     lengths_only: bool,
 ) -> tuple[Int[Tensor, " q"], Int[Tensor, " k"]]:
+    """The positions of queries and keys.
+
+    A method that asks for their number alone bounds lags by it (longest_lag). Where queries may
+    stand outside of the keys, it gets more positions of keys, as many as make the bound hold.
+    """
     first, n_q, n_k = k_start + q_start, q.shape[2], k.shape[2]
     if isinstance(first, Tensor):
         k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
         return first + torch.arange(n_q, device=q.device), k_pos
-    if lengths_only and q.is_cuda and not torch.compiler.is_compiling():
+    assert not isinstance(q_start, Tensor)
+    compiling = torch.compiler.is_compiling()
+    if lengths_only and (q.is_cuda or compiling) and not surely_equal(q_start + n_q, n_k):
+        n_k = functools.reduce(torch.sym_max, (n_k, q_start + n_q, n_k - q_start))
+    if lengths_only and q.is_cuda and not compiling:
         return _without_numbers(n_q), _without_numbers(n_k)
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
-    assert not isinstance(q_start, Tensor)
     if surely_equal(q_start, 0) and surely_equal(n_q, n_k):  # one launch less for every layer
         return k_pos, k_pos
     return torch.arange(first, first + n_q, device=q.device), k_pos
