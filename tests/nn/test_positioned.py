@@ -45,6 +45,7 @@ def test_on_a_gpu_the_number_of_positions_bounds_the_lags(q_start: int) -> None:
     assert bound == 8 or worst > 8  # no more than the keys need, where queries lie among them
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
 def test_a_band_that_does_not_reach_them_is_an_error() -> None:
     torch.compiler.reset()
     method = build("content_band", n_heads=2, d_head=8, d_model=16)
