@@ -18,9 +18,9 @@ With `--sanitize` one process makes that many calls, each of another kind, and c
 Give PYTORCH_NO_CUDA_MEMORY_CACHING=1 with it, so that the sanitizer sees the end of each tensor.
 
 With `--simulated` no GPU is needed: the kernels are compiled for an H200 and their PTX runs on the
-CPU (tests/shared/simulated_gpu.py), which takes about ten seconds a call. An address outside of the
-tensors is an error there and, in the first of ten calls, a race. It takes one draw unless --draws
-says more; a call that seems to be beyond is drawn 24 times.
+CPU (tests/shared/simulated_gpu.py), which takes ten to twenty seconds a call. An address outside of
+the tensors is an error there and, in the first of ten calls, a race. It takes one draw unless
+--draws says more; a call that seems to be beyond is drawn 24 times.
 
 With `--dtype float32` only those of the calls are made that have this dtype.
 """

@@ -9,7 +9,7 @@ with the tiles of an H200: inline assembly, layouts of tensor cores, shared memo
 included. It needs Triton, and no TRITON_INTERPRET.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -39,17 +39,22 @@ class Hopper:
         return GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
 
 
+Launch = Callable[[Any, tuple[int, int, int], Any], None]  # a compiled kernel, a grid, arguments
+
+
 @contextmanager
-def simulated_gpu(*, checked: bool = True) -> Iterator[list[str]]:
+def simulated_gpu(*, checked: bool = True, launch: Launch | None = None) -> Iterator[list[str]]:
     """A context in which fused kernels run on tensors of the CPU.
 
     It yields a list to which the names of started kernels are added. Unchecked it takes half the
-    time and looks at addresses alone: not for races, fences or constants that were written.
+    time and looks at addresses alone: not for races, fences or constants that were written. With
+    `launch` kernels are compiled and given to it, and are not run.
     """
     from triton.runtime import JITFunction, driver
 
     from whence.kernels import rotary
-    from whence.kernels.fused import backend, launch, tiles
+    from whence.kernels.fused import backend, tiles
+    from whence.kernels.fused import launch as launching
     from whence.kernels.fused.plan import PLANS
 
     started: list[str] = []
@@ -59,7 +64,11 @@ def simulated_gpu(*, checked: bool = True) -> Iterator[list[str]]:
         compiled = compile_or_run(self, *given, grid=grid, warmup=True, **options)
         if not warmup:
             started.append(self.fn.__name__)
-            start(compiled, (*grid, 1, 1)[:3], given, checked)
+            whole_grid = (*grid, 1, 1)[:3]
+            if launch is None:
+                start(compiled, whole_grid, given, checked)
+            else:
+                launch(compiled, whole_grid, given)
         return compiled
 
     def lookup(width: int, dtype: torch.dtype, device: torch.device) -> Any:
@@ -70,7 +79,7 @@ def simulated_gpu(*, checked: bool = True) -> Iterator[list[str]]:
         (JITFunction, "run", run),
         (tiles, "lookup", lookup),
         (tiles, "on_hopper", lambda: True),
-        (launch, "processors", lambda device: PROCESSORS),
+        (launching, "processors", lambda device: PROCESSORS),
         (backend, "DEVICES", ("cuda", "cpu")),
         (rotary, "DEVICES", ("cuda", "cpu")),
     ]
