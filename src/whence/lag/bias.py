@@ -1,8 +1,8 @@
 """The lag bias: a term of the logit that depends on lag = key - query, as a band and two tails."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -204,12 +204,11 @@ class LagBias(Bias):
 
     def plus(self, other: "LagBias") -> "LagBias":
         """The lag bias of the sum. Where one of the two has no tails, neither has the sum."""
-        bounded = [bias.reach for bias in (self, other) if not bias.endless]
-        reach = (
-            functools.reduce(torch.sym_min, bounded)
-            if bounded
-            else torch.sym_max(self.reach, other.reach)  # type: ignore[no-untyped-call]
-        )
+        if self.endless == other.endless:
+            choose: Any = torch.sym_max if self.endless else torch.sym_min
+            reach = choose(self.reach, other.reach)
+        else:
+            reach = other.reach if self.endless else self.reach
         a, b = (x._with_reach(reach) for x in (self, other))
         if a.left is None or b.left is None or a.right is None or b.right is None:
             return LagBias(a.band + b.band)

@@ -200,7 +200,7 @@ def _positions(
     assert not isinstance(q_start, Tensor)
     compiling = torch.compiler.is_compiling()
     if lengths_only and (q.is_cuda or compiling) and not surely_equal(q_start + n_q, n_k):
-        n_k = functools.reduce(torch.sym_max, (n_k, q_start + n_q, n_k - q_start))
+        n_k = torch.sym_max(torch.sym_max(n_k, q_start + n_q), n_k - q_start)  # type: ignore[no-untyped-call]
     if lengths_only and q.is_cuda and not compiling:
         return _without_numbers(n_q), _without_numbers(n_k)
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)
