@@ -87,7 +87,25 @@ def is_symbolic(*sizes: int) -> bool:
 
 def is_exported(*sizes: int) -> bool:
     """Whether torch.export holds one of these sizes open: a comparison would limit its range."""
-    return torch.compiler.is_exporting() and is_symbolic(*sizes)
+    # In a graph of torch.compile, too, is_exporting() is True before PyTorch 2.13.
+    flag: bool | None = getattr(torch.compiler, "_is_exporting_flag", None)
+    return (torch.compiler.is_exporting() if flag is None else flag) and is_symbolic(*sizes)
+
+
+def smaller(a: int, b: int) -> int:
+    """min(a, b), which is a guard where a compiler holds one of the two open."""
+    if not is_symbolic(a, b):
+        return min(a, b)
+    found: int = torch.sym_min(a, b)  # type: ignore[no-untyped-call]
+    return found
+
+
+def larger(a: int, b: int) -> int:
+    """max(a, b), which is a guard where a compiler holds one of the two open."""
+    if not is_symbolic(a, b):
+        return max(a, b)
+    found: int = torch.sym_max(a, b)  # type: ignore[no-untyped-call]
+    return found
 
 
 def surely_equal(a: int, b: int) -> bool:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from whence.checks import is_symbolic, require
+from whence.checks import is_symbolic, larger, require
 from whence.lag import Bias, LagValues
 from whence.rotation import Rotation
 from whence.units import keeping_float32
@@ -225,8 +225,7 @@ def longest_lag(q_pos: Tensor, k_pos: Tensor, *, at_most: int | None = None) -> 
     if is_symbolic(n_q, n_k):
         if at_most is not None:
             return at_most
-        longest: int = torch.sym_max(torch.sym_max(n_q, n_k), 1)  # type: ignore[no-untyped-call]
-        return longest - 1
+        return larger(larger(n_q, n_k), 1) - 1
     bound = max(n_q, n_k, 1) - 1
     on_cpu = type(q_pos) is type(k_pos) is Tensor and q_pos.is_cpu and k_pos.is_cpu
     if n_q and n_k and on_cpu and not torch.compiler.is_compiling():

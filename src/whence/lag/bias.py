@@ -2,13 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import at_least, broadcasts, is_symbolic, require, surely_equal
+from whence.checks import (
+    at_least,
+    broadcasts,
+    is_symbolic,
+    larger,
+    require,
+    smaller,
+    surely_equal,
+)
 from whence.lag.line import Line
 from whence.lag.terms import Bias, Terms
 
@@ -205,8 +212,7 @@ class LagBias(Bias):
     def plus(self, other: "LagBias") -> "LagBias":
         """The lag bias of the sum. Where one of the two has no tails, neither has the sum."""
         if self.endless == other.endless:
-            choose: Any = torch.sym_max if self.endless else torch.sym_min
-            reach = choose(self.reach, other.reach)
+            reach = (larger if self.endless else smaller)(self.reach, other.reach)
         else:
             reach = other.reach if self.endless else self.reach
         a, b = (x._with_reach(reach) for x in (self, other))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from whence.checks import not_nested, surely_equal, whole
+from whence.checks import larger, not_nested, surely_equal, whole
 from whence.kernels import Mask
 from whence.kernels.attend import attend
 from whence.kernels.call import PACK, AttentionCall, as_call, check_start
@@ -200,7 +200,7 @@ def _positions(
     assert not isinstance(q_start, Tensor)
     compiling = torch.compiler.is_compiling()
     if lengths_only and (q.is_cuda or compiling) and not surely_equal(q_start + n_q, n_k):
-        n_k = torch.sym_max(torch.sym_max(n_k, q_start + n_q), n_k - q_start)  # type: ignore[no-untyped-call]
+        n_k = larger(larger(n_k, q_start + n_q), n_k - q_start)
     if lengths_only and q.is_cuda and not compiling:
         return _without_numbers(n_q), _without_numbers(n_k)
     k_pos = torch.arange(k_start, k_start + n_k, device=q.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from whence.checks import is_exported, is_symbolic, surely_equal
+from whence.checks import is_exported, is_symbolic, smaller, surely_equal
 from whence.derivatives import once_differentiable, refused_transform
 from whence.kernels.call import AttentionCall
 from whence.kernels.fused.plain import HALF, fastest
@@ -552,7 +552,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     """The tensors of a call as the kernels read them, and its numbers."""
     sight, mask, lag = call.sight, call.sight.mask, call.lag
     longest = sight.n_q + sight.n_k + abs(sight.q_start)  # a larger limit overflows int32
-    before, after = (-1 if x is None else torch.sym_min(x, longest) for x in sight.window)  # type: ignore[no-untyped-call]
+    before, after = (-1 if x is None else smaller(x, longest) for x in sight.window)
     far = far_start(call)
     numbers = Numbers(
         scale=float(call.scale),
@@ -585,7 +585,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
         reach = lag.reach
         if min(numbers.before, numbers.after) >= 0 and not CURVES[lag.curve.name].tails:
             seen = max(numbers.before, numbers.after)  # no query sees more of the curve
-            reach = torch.sym_min(reach, seen)  # type: ignore[no-untyped-call]
+            reach = smaller(reach, seen)
         parameters: list[Any] = [_contiguous(x) for x in lag.parameters]
         parameters += [None] * (3 - len(parameters))
         given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
