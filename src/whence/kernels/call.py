@@ -312,7 +312,8 @@ def _window(
 ) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
-    pair = window if isinstance(window, tuple | list) else (window, window)
+    # Not tuple | list, which PyTorch 2.9 cannot compile.
+    pair = window if isinstance(window, (tuple, list)) else (window, window)
     require(
         len(pair) == 2,
         lambda: f"window must be one number or (before, after), got {window!r}.",
