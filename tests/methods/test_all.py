@@ -8,6 +8,7 @@ import torch
 from battery import D_HEAD, HEADS, LENGTH, SHAPES, Layer, inputs, leaves, score, small
 from whence import METHODS, LagBias, Line, PositionMethod, build, explain
 from whence.bench import flex_peer
+from whence.method import Content
 from whence.methods import Sum
 from whence.methods.tisa import Tisa
 
@@ -357,16 +358,17 @@ def test_lag_biases_of_a_sum_are_added_into_one() -> None:
     torch.testing.assert_close(bias.to_dense(pos, pos), total)
 
 
-def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -> None:
+def test_lengths_only_is_said_of_methods_whose_hooks_of_attention_never_read_a_position(
+    name: str,
+) -> None:
     method = small(name)
     if not method.lengths_only:
         return
-    q = torch.randn(2, HEADS, 5, D_HEAD)
+    q, x = torch.randn(2, HEADS, 5, D_HEAD), torch.randn(2, LENGTH, HEADS * D_HEAD)
+    content = Content(x_q=x[:, -5:], x_k=x, k=torch.randn(2, HEADS, LENGTH, D_HEAD))
     real, bare = ([torch.arange(n).to(to) for n in (5, LENGTH)] for to in ("cpu", "meta"))
-    turned = set() if method.rotation() is None else {"heads"}
-    assert set(method.sites()) <= {"score", "value"} | turned
     q_pos, k_pos = torch.arange(LENGTH - 5, LENGTH), torch.arange(LENGTH)
-    terms = [method.score_term(q, *positions) for positions in (real, bare)]
+    terms = [method.score_term(q, *positions, content=content) for positions in (real, bare)]
     tables = [method.value_term(*positions) for positions in (real, bare)]
     if terms[0] is not None and terms[1] is not None:
         dense = [term.to_dense(q_pos, k_pos) for term in terms if term is not None]
@@ -375,6 +377,11 @@ def test_lengths_only_is_said_of_methods_that_never_read_a_position(name: str) -
         assert torch.equal(tables[0].table, tables[1].table)
     assert (terms[0] is None) == (terms[1] is None)
     assert (tables[0] is None) == (tables[1] is None)
+    assert method.logits(q, *bare, content=content) is None
+    if method.rotation() is None:
+        for hook in (method.query_heads, method.key_heads):
+            assert torch.equal(hook(q, bare[0]), hook(q, real[0]))
+    assert torch.equal(method.value_heads(q, bare[0]), method.value_heads(q, real[0]))
 
 
 def test_a_sum_has_lengths_only_if_all_its_parts_have() -> None:

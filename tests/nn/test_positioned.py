@@ -20,10 +20,14 @@ pytestmark = [
 STARTS = (12, -9, 70, 4, 0)
 
 
-@pytest.mark.parametrize("spec", ["tisa", "tisa+alibi", "kerple", "shaw:clip=3"])
+ALONE = ["tisa", "tisa2", "kerple", "sandwich", "transformer_xl", "shaw:clip=3"]
+SUMS = ["tisa+alibi", "tisa+learned", "tisa+xpos", "tisa+fire"]  # the last two read positions
+
+
+@pytest.mark.parametrize("spec", ALONE + SUMS)
 def test_a_compiled_call_bounds_the_lags_of_queries_outside_of_the_keys(spec: str) -> None:
     torch.compiler.reset()
-    method = build(spec, n_heads=2, d_head=8)
+    method = build(spec, n_heads=2, d_head=8, d_model=16, max_length=128)
     shake(method, 0.1)
     q, k, v = (torch.randn(1, 2, n, 8) for n in (5, 9, 9))
 
@@ -48,12 +52,11 @@ def test_on_a_gpu_the_number_of_positions_bounds_the_lags(q_start: int) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
 def test_a_band_that_does_not_reach_them_is_an_error() -> None:
     torch.compiler.reset()
-    method = build("content_band", n_heads=2, d_head=8, d_model=16)
+    method = build("deberta", n_heads=2, d_head=8, d_model=16)
     q, k, v = (torch.randn(1, 2, n, 8) for n in (5, 9, 9))
-    content = {"x_q": torch.randn(1, 5, 16), "x_k": torch.randn(1, 9, 16)}
 
     def attention(q_start: int) -> Tensor:
-        return positioned_attention(method, q, k, v, **content, q_start=q_start)
+        return positioned_attention(method, q, k, v, q_start=q_start)
 
     compiled = torch.compile(attention, backend="aot_eager", dynamic=False)
     torch.testing.assert_close(compiled(4), attention(4))

@@ -35,6 +35,7 @@ class ContentBand(PositionMethod):
 
     paper = "Inkling 2026 (transformers: InklingRelativeLogits)"
     formula = "n_heads * rank * d_model + rank * width"
+    lengths_only = True
 
     def __init__(
         self,

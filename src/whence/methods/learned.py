@@ -23,6 +23,7 @@ class Learned(PositionMethod):
 
     paper = "Gehring et al. 2017, arXiv:1705.03122; Devlin et al. 2019, arXiv:1810.04805"
     formula = "(max_length + offset) * d_model"
+    lengths_only = True  # attention calls none of its hooks
 
     def __init__(self, d_model: int, max_length: int, *, offset: int = 0) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ class Sandwich(PositionMethod):
     """
 
     paper = "Chi et al. 2023, arXiv:2212.10356"
+    lengths_only = True
 
     def __init__(self, n_heads: int, *, dimensions: int = 128) -> None:
         super().__init__()

@@ -27,6 +27,7 @@ class Sinusoidal(Frequencies):
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    lengths_only = True  # attention calls none of its hooks
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ class Tisa2(PositionMethod):
     paper = "Wennberg 2023 (TISAv2), after Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "(n_heads - agnostic) * (3 * kernels + 1)"
     logit_sized = True
+    lengths_only = True
 
     slope: Tensor
 

@@ -24,6 +24,7 @@ class TransformerXL(PositionMethod):
 
     paper = "Dai et al. 2019, arXiv:1901.02860"
     formula = "(d_model + 2) * n_heads * d_head"
+    lengths_only = True
 
     def __init__(
         self, n_heads: int, d_head: int, d_model: int, *, clamp: int | None = None

@@ -30,6 +30,7 @@ class LocalHeads(PositionMethod):
         super().__init__()
         object.__setattr__(self, "whole", whole)  # not a submodule: the stack owns it
         self.rank, self.size, self.group = rank, size, group
+        self.lengths_only = whole.lengths_only
 
     def _all(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b heads n d"]:
         h = x.shape[1]

@@ -1,7 +1,7 @@
 """One attention with one positional method: every site that attention has, in the right order."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
 from whence.lag import Bias, LagValues
 from whence.method import Content, PositionMethod
+from whence.methods.sum import Sum
 
 
 def positioned_attention(
@@ -175,7 +176,10 @@ def _sites(
     whole(k_start=k_start)
     check_start(q_start)
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
-    term, scale = _logit_term(position, q, q_pos, k_pos, content, bias, scale)
+    hints: dict[str, Any] = {"content": content}
+    if isinstance(position, Sum) and not position.lengths_only:  # but some of its parts may be
+        hints["counted"] = _positions(q, k, k_start, q_start, lengths_only=True)
+    term, scale = _logit_term(position, q, q_pos, k_pos, hints, bias, scale)
     heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
     values = position.value_term(q_pos, k_pos)
     return _Sites(heads_q, heads_k, position.value_heads(v, k_pos), term, values, scale)
@@ -238,15 +242,15 @@ def _logit_term(
     q: Float[Tensor, "b h q d"],
     q_pos: Int[Tensor, " q"],
     k_pos: Int[Tensor, " k"],
-    content: Content,
+    hints: dict[str, Any],
     extra: Bias | None,
     scale: float | None,
 ) -> tuple[Bias | None, float]:
     """What is added to scale * q.k, and the scale: 0 where a method replaces q.k."""
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
-    term = position.logits(q, q_pos, k_pos, content=content)
+    term = position.logits(q, q_pos, k_pos, **hints)
     if term is None:
-        term = position.score_term(q, q_pos, k_pos, content=content)
+        term = position.score_term(q, q_pos, k_pos, **hints)
     else:
         scale = 0.0
     if term is None or extra is None:
