@@ -218,7 +218,7 @@ def test_while_tiles_are_tried_every_launch_takes_them_and_fails_where_they_do_n
         with pytest.raises(triton.runtime.errors.OutOfResources):
             tiles.TILES.fit("forward", *kind, refuses)
     tiles.TILES.fit("forward", *kind, launched.append)
-    assert launched == [MINE, MINE, tiles.INTERPRETED]
+    assert launched == [MINE, MINE, tiles.INTERPRETER_TILES]
 
 
 def test_plans_of_tiles_that_are_tried_are_made_anew_and_forgotten_after_an_error_too() -> None:

@@ -15,7 +15,8 @@ from whence.kernels.mask import Mask
 from whence.lag import Bias, LagValues
 
 # In the order in which "auto" tries them. A backend is a module of three functions of a call:
-# refuse (why it cannot run it, or None), note (how it would, for `explain`) and run.
+# refuse (why it cannot run it, or None), note (how it would, for `explain`) and run. Two are asked
+# more: sdpa and fused for calls without position, and fused whether it remembers a call.
 BACKENDS: dict[str, ModuleType] = {"fused": fused, "sdpa": sdpa, "reference": reference}
 
 
@@ -93,10 +94,10 @@ def attend(
         >>> last = attend(q[:, :, -1:], k, v, bias=nearer_is_better, causal=True)  # with a cache
         >>> torch.testing.assert_close(last, out[:, :, -1:])
     """
-    known = None
+    signed = None
     if mask is None and dropout == 0.0:
-        known = fused.known(q, k, v, bias, values, causal, window, scale, q_start, backend)
-        found = None if known is None else fused.run_known(known)
+        signed = fused.signed_call(q, k, v, bias, values, causal, window, scale, q_start, backend)
+        found = None if signed is None else fused.run_remembered(signed)
         if found is not None:
             return found
     call = as_call(
@@ -112,11 +113,11 @@ def attend(
         dropout=dropout,
         q_start=q_start,
     )
-    return execute(call, backend=backend, known=known)
+    return execute(call, backend=backend, signed=signed)
 
 
 def execute(
-    call: AttentionCall, *, backend: str = "auto", known: fused.Known | None = None
+    call: AttentionCall, *, backend: str = "auto", signed: fused.SignedCall | None = None
 ) -> Float[Tensor, "b h q d_v"]:
     """The second half of `attend`: run a checked call on a backend."""
     if backend == "auto":
@@ -127,8 +128,8 @@ def execute(
         require(reason is None, lambda: f"backend {backend!r} cannot run this call: it {reason}")
     else:  # the message is costly, and cannot be traced by torch.compile
         raise ValueError(unknown("backend", backend, ["auto", *BACKENDS]))
-    if module is fused and known is not None:
-        return fused.run_and_remember(call, known)
+    if module is fused and signed is not None:
+        return fused.run_and_remember(call, signed)
     out: Tensor = module.run(call)
     return out
 

@@ -120,8 +120,8 @@ def test_other_lengths_are_compiled_at_most_once_more_in_half_precision(spec: st
 def test_lengths_are_compiled_at_most_once_more_where_a_plain_kernel_takes_the_far_keys(
     spec: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "GRAIN", 8)
-    monkeypatch.setattr(fused, "ROW_GRAIN", 8)
+    monkeypatch.setattr(fused, "FAR_STEP", 8)
+    monkeypatch.setattr(fused, "ROW_FAR_STEP", 8)
     monkeypatch.setattr(fused, "SHORTEST", {256: 48})
     monkeypatch.setattr(fused, "FEWEST", 1)
     from whence.kernels.fused import function  # which imports Triton

@@ -20,7 +20,7 @@ from layouts import LAYOUTS
 from shaking import gains
 from whence import LagBias, LagValues, Line, attend, build
 from whence.kernels.call import as_call
-from whence.kernels.fused.backend import inputs_of
+from whence.kernels.fused.backend import given_and_call
 from whence.lag import GAUSSIANS, LINE, CurveBias, QueryBias
 from whence.methods.tisa import Tisa
 from whence.nn import positioned_attention
@@ -300,7 +300,7 @@ def test_a_whole_number_as_scale_is_launched_as_a_float() -> None:
     q = torch.randn(1, 1, 2, 16)
     options = {"values": None, "mask": None, "causal": False, "window": None, "q_start": None}
     bias = QueryBias(q, torch.randn(1, 3, 16), scale=2)
-    _, call = inputs_of(as_call(q, q, q, bias=bias, scale=1, dropout=0, **options))
+    _, call = given_and_call(as_call(q, q, q, bias=bias, scale=1, dropout=0, **options))
     kinds = (type(call.product_scale), type(call.numbers.scale), type(call.numbers.dropout))
     assert kinds == (float, float, float)
 
@@ -541,7 +541,7 @@ def test_a_learned_slope_takes_no_kernel_for_the_gradient_of_a_band() -> None:
     q, slope = leaf(1, 2, 70, 16), leaf(2)
     options: Any = {"values": None, "mask": None, "causal": True, "window": None, "q_start": None}
     call = as_call(q, q, q, bias=CurveBias(LINE, 0, slope), scale=1, dropout=0, **options)
-    lines = planned(*inputs_of(call))
+    lines = planned(*given_and_call(call))
     assert [line for line in lines if "line_gradient_kernel" in line], lines
     for kernel in ("band_kernel", "collect_kernel", "stripe_kernel"):
         assert not [line for line in lines if kernel in line], lines
@@ -583,6 +583,6 @@ def test_dropout_is_below_one_also_in_the_float32_of_a_kernel(dropout: float) ->
     q = torch.randn(1, 2, 5, 16)
     none: dict[str, Any] = dict.fromkeys(("bias", "values", "mask", "window", "scale", "q_start"))
     call = as_call(q, q, q, causal=False, dropout=dropout, **none)
-    rounded = torch.tensor(inputs_of(call)[1].numbers.dropout, dtype=torch.float32).item()
+    rounded = torch.tensor(given_and_call(call)[1].numbers.dropout, dtype=torch.float32).item()
     assert rounded == pytest.approx(dropout, abs=1e-7)
     assert rounded < 1

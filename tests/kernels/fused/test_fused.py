@@ -247,7 +247,7 @@ def test_tiles_shrink_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_curve_is_evaluated_as_far_as_a_window_shows_it() -> None:
     from whence.kernels.call import as_call
-    from whence.kernels.fused.backend import inputs_of
+    from whence.kernels.fused.backend import given_and_call
 
     others = {"values": None, "mask": None, "scale": None, "dropout": 0.0, "q_start": None}
     q, pos = torch.randn(1, 3, 40, 16), torch.arange(40)
@@ -260,7 +260,7 @@ def test_a_curve_is_evaluated_as_far_as_a_window_shows_it() -> None:
         (100, False, 39),
     ):
         call = as_call(q, q, q, bias=bias, window=window, causal=causal, **others)
-        assert inputs_of(call)[1].reach == reach
+        assert given_and_call(call)[1].reach == reach
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # NumPy's, in the interpreter

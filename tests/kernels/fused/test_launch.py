@@ -56,6 +56,9 @@ class Immediate:
         self.groups: dict[str, tuple[object, ...]] = {}
         self.specialised: list[object] = []  # what kernels are compiled anew for
 
+    def reserved(self, room: Any) -> Tensor:
+        return self.empty(room.shape, room.dtype, room.tokens)
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype, tokens: bool = False) -> Tensor:
         if tokens:
             b, h, n, d = shape

@@ -10,7 +10,7 @@ from torch.library import opcheck
 
 from whence import LagBias, LagValues, Line, Mask, build
 from whence.kernels.call import as_call
-from whence.kernels.fused.backend import inputs_of
+from whence.kernels.fused.backend import given_and_call
 
 pytestmark = [
     pytest.mark.triton,
@@ -83,7 +83,7 @@ def arguments(case: str) -> tuple[Any, ...]:
         values = method.value_term(k_pos[-n_q:], k_pos)
     defaults = {"mask": None, "causal": False, "window": None, "q_start": None, "scale": None}
     made = as_call(q, k, v, bias=bias, values=values, dropout=0.0, **{**defaults, **options})
-    given, call = inputs_of(made)
+    given, call = given_and_call(made)
     # An operator's arguments are leaves here, so that the checks may ask for their gradients.
     leaves = [
         x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given

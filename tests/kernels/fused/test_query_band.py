@@ -61,15 +61,15 @@ def factors(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("poisoned", "tiled")
 def test_the_band_is_the_product_between_its_margins(shape: str, dtype: torch.dtype) -> None:
     from whence.kernels.fused.backend import Call, Given, Kept, Numbers
-    from whence.kernels.fused.function import attended, in_state, kept_rooms
-    from whence.kernels.fused.launch import MARGIN
+    from whence.kernels.fused.function import attended, in_state
+    from whence.kernels.fused.launch import MARGIN, kept_rooms
     from whence.kernels.fused.plan import parts_of
     from whence.kernels.fused.tiles import power_of_two
 
     q, table = factors(shape, dtype)
     call = Call(Numbers(1.0, 0, -1, -1, 0.0, False), product_scale=0.3)
     *_, state = attended([q, q, q, table], "q k v factor", call.flat(), recorded=True)
-    rooms = kept_rooms(Given(q, q, q, factor=table), call)
+    rooms = kept_rooms(call.task(Given(q, q, q, factor=table)))
     kept = Kept(*parts_of(state, in_state(rooms)))
     laid, tails = kept.band, kept.tails
     band = 0.3 * q.double() @ table.double().transpose(-1, -2)

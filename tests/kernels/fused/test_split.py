@@ -17,7 +17,7 @@ pytestmark = pytest.mark.triton
 @pytest.fixture(autouse=True)
 def _short_calls_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton is a Linux package")
-    monkeypatch.setattr(fused, "GRAIN", 8)
+    monkeypatch.setattr(fused, "FAR_STEP", 8)
     monkeypatch.setattr(fused, "SHORTEST", {256: 0})
     monkeypatch.setattr(fused, "FEWEST", 1)
 

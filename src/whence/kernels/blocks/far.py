@@ -16,7 +16,8 @@ from whence.lag import Line
 class FarRange:
     """A block of query rows and a range of keys that all lie in one tail of the bias.
 
-    side is 0 for the keys on the left and 1 for those on the right.
+    side is 0 for the keys on the left and 1 for those on the right, so that the index -side is the
+    first or the last entry of an axis.
     """
 
     def __init__(

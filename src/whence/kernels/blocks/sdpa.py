@@ -114,8 +114,6 @@ def _blocked(call: AttentionCall) -> Tensor:
         lag = lag.trimmed()
     left, right = lag.left or Line(), lag.right or Line()
     table = None if call.values is None else call.values.table
-    # ALiBi's two tails are one line, and the segments of `Mask.packed` one tensor; an operator and
-    # autograd want a tensor for each argument.
     tails = (left.const, left.slope, right.const, right.slope)
     given = Given(call.q, call.k, call.v, lag.band, *map(_view, tails), table)  # type: ignore[call-arg]
     masks = MaskTensors(*(_view(x) for x in _mask_tensors(sight.mask)))
@@ -209,7 +207,7 @@ def _tensors(call: AttentionCall) -> list[Tensor]:
 
 
 def _view(x: Tensor | None) -> Tensor | None:
-    """A tensor of its own: torch.compile refuses one that is given as two arguments.
+    """A tensor of its own: torch.compile and autograd refuse one that is given as two arguments.
 
     ALiBi's two tails are one line, and the segments of `Mask.packed` one tensor.
     """

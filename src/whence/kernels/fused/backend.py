@@ -1,8 +1,9 @@
 """Whether the fused kernels can run a call, and the call in the form that the kernels take.
 
-The first half defines that form: groups of tensors and of numbers. A field for a tensor also takes
-a `Slot` of a launch plan, since only shape, strides and dtype are read. The second half is the
-interface of every backend: `refuse`, `note` and `run`.
+The first half, down to `packed`, defines that form: groups of tensors and of numbers. A field for
+a tensor also takes a `Slot` of a launch plan, since only shape, strides and dtype are read. The
+second half has the interface of every backend (`refuse`, `note`, `run`), the calls that run again
+unchecked (`signed_call`), and the way from an `AttentionCall` to that form (`given_and_call`).
 """
 
 import importlib.util
@@ -31,7 +32,7 @@ class CurveParts(NamedTuple):
     tails: bool
 
 
-CURVES = {  # the curves that the kernels evaluate themselves (device/band.py)
+CURVE_PARTS = {  # the curves that the kernels evaluate themselves (device/band.py)
     "gaussians": CurveParts(band=True, tails=False),
     "buckets": CurveParts(band=True, tails=True),
     "line": CurveParts(band=False, tails=True),
@@ -69,16 +70,21 @@ class Numbers(NamedTuple):
     slopes: bool
     far: int = 0
 
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a key after it. That a call is causal is said by `after` alone."""
+        return self.after == 0
+
 
 class Product(NamedTuple):
-    """A band that the forward kernel computes as scale * query @ table^T.
+    """A band that the forward kernel computes as scale * query @ factor^T.
 
     The first and the last column of the band go on beyond its reach as constant tails.
     """
 
     scale: float
     query: Any  # [b, h, q, d]; None if it is the q of the attention itself
-    table: Any  # float32 [h|1, lag, d], contiguous
+    factor: Any  # float32 [h|1, lag, d], contiguous
 
 
 class CurveBand(NamedTuple):
@@ -95,12 +101,12 @@ class CurveBand(NamedTuple):
     @property
     def tails(self) -> bool:
         """Whether the curve goes on beyond its reach."""
-        return CURVES[self.name].tails
+        return CURVE_PARTS[self.name].tails
 
     @property
     def constant(self) -> bool:
         """Whether it is one number for all lags: a band of lag 0 alone that goes on beyond it."""
-        return self.reach == 0 and all(CURVES[self.name])
+        return self.reach == 0 and all(CURVE_PARTS[self.name])
 
 
 class Far(NamedTuple):
@@ -205,7 +211,7 @@ class Given(NamedTuple):
     @property
     def inputs(self) -> Inputs:
         """The tensors that `Inputs` names."""
-        return Inputs(*self[3:11])
+        return Inputs(*[getattr(self, name) for name in Inputs._fields])
 
 
 class Task(NamedTuple):
@@ -227,7 +233,7 @@ class Task(NamedTuple):
     def band_shape(self) -> tuple[int, ...] | None:
         """The shape [b|1, h|1, q|1, lag] of the band, whatever makes it."""
         if self.product is not None:
-            return (*self.q.shape[:3], self.product.table.shape[1])
+            return (*self.q.shape[:3], self.product.factor.shape[1])
         if self.curve is not None:
             return (1, self.q.shape[1], 1, 2 * self.curve.reach + 1)
         return None if self.inputs.band is None else tuple(self.inputs.band.shape)
@@ -282,10 +288,10 @@ class Call(NamedTuple):
         return (*self.numbers, *self[1:])
 
     @classmethod
-    def from_flat(cls, numbers: Sequence[Any]) -> "Call":
+    def from_flat(cls, flat: Sequence[Any]) -> "Call":
         """The call from what `flat` gave."""
         count = len(Numbers._fields)
-        return cls(Numbers(*numbers[:count]), *numbers[count:])
+        return cls(Numbers(*flat[:count]), *flat[count:])
 
     def at(self, q: Any) -> "Call":
         """The call at the length of q: far is 0 if that is too short for a plain kernel."""
@@ -300,7 +306,7 @@ class Call(NamedTuple):
         if given.factor is not None:
             product = Product(self.product_scale, given.query, given.factor)
         if self.curve:
-            curve = CurveBand(self.curve, self.reach, given[13:])
+            curve = CurveBand(self.curve, self.reach, (given.first, given.second, given.third))
         return Task(given.q, given.k, given.v, given.inputs, self.numbers, product, curve)
 
 
@@ -337,10 +343,10 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, reads it at import
 DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)  # that have the kernels
 
-# The far keys start at a multiple of GRAIN, so that no tile of the plain kernel is partly used.
+# The far keys start at a multiple of FAR_STEP, so that no tile of the plain kernel is partly used.
 # Where every row has its own band, near tiles cost more than that, so they start sooner.
-GRAIN = 64
-ROW_GRAIN = 32
+FAR_STEP = 64
+ROW_FAR_STEP = 32
 # The split strategy is taken from this length on, by head size, and from FEWEST times the |lag| at
 # which the far keys start; measured on an H200.
 SHORTEST = {64: 4096, 128: 4096}
@@ -423,14 +429,14 @@ def note(call: AttentionCall) -> str:
         return text
     from whence.kernels.fused.function import planned  # which imports Triton
 
-    return "\n".join([text, *planned(*inputs_of(call))])
+    return "\n".join([text, *planned(*given_and_call(call))])
 
 
 def run(call: AttentionCall) -> Float[Tensor, "b h q d_v"]:
     """The attention of a call for which `refuse` returned None."""
     from whence.kernels.fused.function import lag_attention  # which imports Triton
 
-    return lag_attention(*inputs_of(call))
+    return lag_attention(*given_and_call(call))
 
 
 OPTIONS = {bool, int, float, str, tuple, type(None)}  # what can be compared by value
@@ -438,7 +444,7 @@ DESCRIBED = (CurveBias, QueryBias)  # biases that a few tensors describe
 PLAIN = (Tensor, Parameter)
 
 
-class Known(NamedTuple):
+class SignedCall(NamedTuple):
     """The tensors of a call of `attend`, and its signature: all else that decides how it is run.
 
     The tensors are in the order of the fields of `Given`.
@@ -448,14 +454,14 @@ class Known(NamedTuple):
     signature: Hashable
 
 
-def known(
+def signed_call(
     q: Tensor, k: Tensor, v: Tensor, bias: Bias | None, values: LagValues | None, *options: Any
-) -> Known | None:
+) -> SignedCall | None:
     """The tensors and signature of a call of `attend` that can be remembered; None for others.
 
     It can be if there is no mask or dropout and a few tensors describe the bias. A second call with
     this signature passes the same checks, and its tensors fill the same fields of `Given`, so
-    `run_known` skips both steps.
+    `run_remembered` skips both steps.
     """
     if torch.compiler.is_compiling() or not isinstance(bias, DESCRIBED):
         return None
@@ -476,20 +482,20 @@ def known(
             return None
     learned = tuple([x.requires_grad for x in tensors])
     kind = (type(bias), bias.kind(), parts[0] is q, values is None, torch.is_grad_enabled())
-    return Known(tensors, ("attend", kind, options, types, learned, *map(layout_of, tensors)))
+    return SignedCall(tensors, ("attend", kind, options, types, learned, *map(layout_of, tensors)))
 
 
-def run_known(call: Known) -> Float[Tensor, "b h q d_v"] | None:
+def run_remembered(call: SignedCall) -> Float[Tensor, "b h q d_v"] | None:
     """The attention of a call whose signature `run_and_remember` has kept, or None."""
     ready = PLANS.get(call.signature)
     return None if ready is None else ready(call.tensors)
 
 
-def run_and_remember(call: AttentionCall, as_given: Known) -> Float[Tensor, "b h q d_v"]:
-    """Run a call, and keep it prepared for `run_known` if kernels can read its tensors uncopied."""
+def run_and_remember(call: AttentionCall, as_given: SignedCall) -> Float[Tensor, "b h q d_v"]:
+    """Run a call, and keep it for `run_remembered` if kernels can read its tensors uncopied."""
     from whence.kernels.fused.function import Ready, lag_attention  # which imports Triton
 
-    given, settings = inputs_of(call)
+    given, settings = given_and_call(call)
     names = _names(given, as_given.tensors)
     if names is None or call.sight.n_q >= min(SHORTEST.values()):  # some of these are split
         return lag_attention(given, settings)
@@ -530,8 +536,8 @@ def far_start(call: AttentionCall) -> int | str:
     if not surely_equal(sight.n_q, sight.n_k) or not surely_equal(sight.q_start, 0):
         return "queries and keys are not the same positions"
     values = 0 if call.values is None else call.values.reach
-    by_row = lag.shape[2] > 1 or call.values is not None
-    grain = ROW_GRAIN if by_row else GRAIN
+    row_lookup = lag.shape[2] > 1 or call.values is not None
+    grain = ROW_FAR_STEP if row_lookup else FAR_STEP
     if is_symbolic(lag.reach):
         return "the reach of the bias grows with the length"
     start = (max(lag.reach, values) // grain + 1) * grain
@@ -548,7 +554,7 @@ def far_start(call: AttentionCall) -> int | str:
     return start
 
 
-def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
+def given_and_call(call: AttentionCall) -> tuple[Given, Call]:
     """The tensors of a call as the kernels read them, and its numbers."""
     sight, mask, lag = call.sight, call.sight.mask, call.lag
     longest = sight.n_q + sight.n_k + abs(sight.q_start)  # a larger limit overflows int32
@@ -568,25 +574,25 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     if mask is not None:
         keys = None if mask.keys is None else mask.keys.to(torch.uint8).contiguous()
         if mask.segments is not None:
-            q_segment, k_segment = (_contiguous(x) for x in mask.segments)
+            q_segment, k_segment = (_contiguous_float32(x) for x in mask.segments)
     if call.dropout:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
     if call.values is not None:
-        table = _contiguous(call.values.table)
+        table = _contiguous_float32(call.values.table)
     given = Given(
         q, k, v, table=table, keys=keys, q_segment=q_segment, k_segment=k_segment, seed=seed
     )
     whole = Call(numbers, open_length=is_symbolic(sight.n_q, sight.n_k, sight.q_start))
-    if isinstance(lag, QueryBias) and _by_row(lag, q, k, whole):
+    if isinstance(lag, QueryBias) and _is_product(lag, q, k, whole):
         query = None if lag.query is call.q else as_rows(lag.query)
-        given = given._replace(query=query, factor=_contiguous(lag.table))
+        given = given._replace(query=query, factor=_contiguous_float32(lag.table))
         return given, whole._replace(product_scale=float(lag.scale))
-    if isinstance(lag, CurveBias) and lag.curve.name in CURVES and lag.shape[1] == q.shape[1]:
+    if isinstance(lag, CurveBias) and lag.curve.name in CURVE_PARTS and lag.shape[1] == q.shape[1]:
         reach = lag.reach
-        if min(numbers.before, numbers.after) >= 0 and not CURVES[lag.curve.name].tails:
+        if min(numbers.before, numbers.after) >= 0 and not CURVE_PARTS[lag.curve.name].tails:
             seen = max(numbers.before, numbers.after)  # no query sees more of the curve
             reach = smaller(reach, seen)
-        parameters: list[Any] = [_contiguous(x) for x in lag.parameters]
+        parameters: list[Any] = [_contiguous_float32(x) for x in lag.parameters]
         parameters += [None] * (3 - len(parameters))
         given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
         return given, whole._replace(curve=lag.curve.name, reach=reach)
@@ -594,7 +600,7 @@ def inputs_of(call: AttentionCall) -> tuple[Given, Call]:
     return given._replace(band=band, extent=extent, tails=tails), whole
 
 
-def _by_row(lag: LagBias, q: Tensor, k: Tensor, call: Call) -> bool:
+def _is_product(lag: LagBias, q: Tensor, k: Tensor, call: Call) -> bool:
     """Whether every row of q has its own band, which the forward kernel is to compute.
 
     A single row is an exception, since its band is laid out like that of a head; and so are few
@@ -623,7 +629,7 @@ def _lag_parts(
     if all(x is None for x in lines):
         extent = lag.extent
         if extent is not None:
-            extent = _contiguous(extent.expand(n_heads).to(torch.int32))
+            extent = _contiguous_float32(extent.expand(n_heads).to(torch.int32))
         return band, extent, None
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
@@ -647,7 +653,7 @@ def as_read(name: str, x: Tensor) -> Tensor:
     """The tensor of this field of `Given` in memory as the kernels read it."""
     if name == NOWHERE:
         return x
-    return as_rows(x) if name in ROWS else _contiguous(x)
+    return as_rows(x) if name in ROWS else _contiguous_float32(x)
 
 
 def without_gaps(x: Tensor) -> Tensor:
@@ -656,7 +662,7 @@ def without_gaps(x: Tensor) -> Tensor:
     return x if x.data_ptr() & 15 == 0 else x.clone()
 
 
-def _contiguous(x: Tensor) -> Tensor:
+def _contiguous_float32(x: Tensor) -> Tensor:
     """x in float32 without gaps, or as it is where it holds whole numbers."""
     x = x.float() if x.is_floating_point() else x
     return x.resolve_neg().contiguous()

@@ -5,9 +5,9 @@ itself, because calling an operator costs the host more time (docs/LOG.md). Unde
 call is the operator whence::lag_attention, which the compiler does not look into; its graphs then
 hold one operator that runs the first plan and one that runs the second.
 
-A call is a list of tensors, a text that names the field of `Given` of each, and its numbers
-(`Call.flat`). The output comes with its residual, which lies in memory as it does, and with its
-*state*: all else that the gradients need, in one tensor of bytes.
+A call is a list of tensors, a text that names the field of `Given` of each, and all else about it
+as one flat tuple (`Call.flat`). The output comes with its residual, which lies in memory as the
+output does, and with its *state*: all else that the gradients need, in one tensor of bytes.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from whence.checks import require
 from whence.derivatives import once_differentiable
 from whence.kernels.fused.backend import (
-    CURVES,
+    CURVE_PARTS,
     FARTHEST,
     NOWHERE,
     ROWS,
@@ -45,10 +45,8 @@ from whence.kernels.fused.backend import (
 from whence.kernels.fused.launch import (
     backward,
     forward,
-    is_short,
-    laid_out_shape,
-    lse_shape,
-    mass_shape,
+    kept_rooms,
+    out_room,
 )
 from whence.kernels.fused.plan import (
     PLANS,
@@ -84,7 +82,7 @@ class Ready:
     """
 
     def __init__(self, tensors: Sequence[Tensor], names: str, call: Call) -> None:
-        self.names, self.numbers = names, call.flat()
+        self.names, self.flat = names, call.flat()
         self.learned = _learned(tensors, names)
         self.recorded = bool(self.learned)
         self.back: dict[Hashable, Plan] = {}  # the gradients' plans by the layout of d_out
@@ -105,7 +103,7 @@ class Ready:
     def attended(self, tensors: Sequence[Tensor]) -> Sequence[Any]:
         """The output, and what the gradients need."""
         if self.plan is None:
-            return attended(tensors, self.names, self.numbers, recorded=self.recorded)
+            return attended(tensors, self.names, self.flat, recorded=self.recorded)
         return self.plan.run(tensors)
 
     def places(self, saved: Sequence[Tensor]) -> Sequence[Hashable]:
@@ -116,7 +114,7 @@ class Ready:
         self, d_out: Tensor, saved: Sequence[Tensor], places: Sequence[Hashable]
     ) -> Sequence[Tensor | None]:
         """The gradient of each tensor of the call, from its tensors and what `attended` gave."""
-        rest = (self.names, self.numbers, self.learned)
+        rest = (self.names, self.flat, self.learned)
         if self.places(saved) != places:  # a hook on saved tensors returned different ones
             return gradients(d_out, [x.resolve_neg() for x in saved], *rest)
         layout = (layout_of(d_out), d_out.is_neg())
@@ -155,22 +153,22 @@ _recorded: Any = super(torch.autograd.Function, LagAttention).apply
 
 
 def attended(
-    tensors: Sequence[Tensor], names: str, numbers: tuple[Any, ...], *, recorded: bool
+    tensors: Sequence[Tensor], names: str, flat: tuple[Any, ...], *, recorded: bool
 ) -> Sequence[Any]:
     """The output of a call; if it is recorded, also residual, state and the far keys' results.
 
-    Those of them that the call does not have are left out. In a graph for any length, all that some
-    length needs are there, and nobody reads those that this length does not need.
+    Results that the call does not have are left out. A graph for any length gets every result that
+    some length needs; those that this length does not need are empty memory, which nobody reads.
     """
-    signature = ("output", names, numbers, recorded, *map(layout_of, tensors))
+    signature = ("output", names, flat, recorded, *map(layout_of, tensors))
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run(tensors)  # type: ignore[no-any-return]
-    call, given, far = Call.from_flat(numbers), _fields(names, tensors), list[Tensor]()
+    call, given, far = Call.from_flat(flat), _fields(names, tensors), list[Tensor]()
     _check(given)
-    near = call.at(given.q).numbers
-    if near.far:
-        far = _not_none(far_attention(given.q, given.k, given.v, near)[1:])
+    numbers = call.at(given.q).numbers
+    if numbers.far:
+        far = _not_none(far_attention(given.q, given.k, given.v, numbers)[1:])
         signature = ("near output", *signature, *map(layout_of, far))
     every = [*tensors, *far]
     plan = PLANS.find(
@@ -190,17 +188,17 @@ def _check(given: Given) -> None:
 
 
 def gradients(
-    d_out: Tensor, saved: Sequence[Tensor], names: str, numbers: tuple[Any, ...], learned: str
+    d_out: Tensor, saved: Sequence[Tensor], names: str, flat: tuple[Any, ...], learned: str
 ) -> Sequence[Tensor | None]:
     """The gradients of a call's tensors; None for those that are not among the `learned`.
 
     `saved` are the tensors of the call and what `attended` returned.
     """
-    signature = gradient_signature(d_out, saved, names, numbers, learned)
+    signature = gradient_signature(d_out, saved, names, flat, learned)
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run((d_out, *saved))  # type: ignore[no-any-return]
-    call, fields = Call.from_flat(numbers), names.split()
+    call, fields = Call.from_flat(flat), names.split()
     # Hooks on saved tensors (as for offloading) may have returned the numbers laid out otherwise.
     tensors = [as_read(name, x) for name, x in zip(fields, saved, strict=False)]
     given, results = _fields(names, tensors), list(saved[len(fields) :])
@@ -208,18 +206,19 @@ def gradients(
         results[place] = packed(x, by_token(given.q)) if x.ndim == 4 else without_gaps(x)
     rows = as_rows(d_out)
     every = [rows, *tensors, *results]
-    near = call.at(given.q)
-    if near.numbers.far:
-        rooms = kept_rooms(given, near)
+    at_length = call.at(given.q)
+    if at_length.numbers.far:
+        rooms = kept_rooms(at_length.task(given))
         state = results[1 if rooms.out_residual is None else 2]
         kept = Kept(*parts_of(state, in_state(rooms)))
         inputs = given.inputs
         inputs = inputs if kept.tails is None else inputs._replace(tails=kept.tails)
-        rest = (results[0], kept.lse, inputs, near.numbers)
-        parts = far_gradients(rows, given.q, given.k, given.v, *rest)
+        parts = far_gradients(
+            *(rows, given.q, given.k, given.v, results[0], kept.lse, inputs, at_length.numbers)
+        )
         every += [*parts.left, *(parts.right or ())]
     if any(x is not y for x, y in itertools.zip_longest(every, (d_out, *saved))):
-        signature = ("gradients elsewhere", names, numbers, learned, *map(layout_of, every))
+        signature = ("gradients elsewhere", names, flat, learned, *map(layout_of, every))
     plan = PLANS.find(
         signature, lambda: backward_plan(slots_of(every), names, call, rows.device, learned)
     )
@@ -227,10 +226,10 @@ def gradients(
 
 
 def gradient_signature(
-    d_out: Tensor, saved: Sequence[Tensor], names: str, numbers: tuple[Any, ...], learned: str
+    d_out: Tensor, saved: Sequence[Tensor], names: str, flat: tuple[Any, ...], learned: str
 ) -> Hashable:
     """What decides the plan of the gradients, if the tensors lie as kernels read them."""
-    return ("gradients", names, numbers, learned, d_out.is_neg(), *map(layout_of, (d_out, *saved)))
+    return ("gradients", names, flat, learned, d_out.is_neg(), *map(layout_of, (d_out, *saved)))
 
 
 def forward_plan(
@@ -239,8 +238,8 @@ def forward_plan(
     """The plan of the output, from the call's tensors and the results for the far keys."""
     count = len(names.split())
     given = _fields(names, slots[:count])
-    near = call.at(given.q)
-    task = _near(near.task(given), slots[count:])
+    at_length = call.at(given.q)
+    task = _near(at_length.task(given), slots[count:])
 
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
@@ -253,7 +252,7 @@ def forward_plan(
             residual = plan.reserved(rooms.out_residual)  # a graph for any length expects one
         n_bytes = 0 if rooms.state is None else rooms.state.shape[0]
         state = plan.together(in_state(kept), at_least=n_bytes)
-        unused = [] if near.numbers.far else [plan.reserved(room) for room in rooms.far]
+        unused = [] if at_length.numbers.far else [plan.reserved(room) for room in rooms.far]
         plan.returns(*_not_none([kept.out, residual, state, *unused]))
         return plan
 
@@ -264,16 +263,17 @@ def backward_plan(
     slots: Sequence[Slot | None], names: str, call: Call, device: torch.device, learned: str
 ) -> Plan:
     """The plan of the gradients, from d_out, the call's tensors and what forward saved."""
-    fields, wanted = names.split(), learned.split()
+    fields, learned_names = names.split(), learned.split()
     count = 1 + len(fields)
     d_out, given, rest = slots[0], _fields(names, slots[1:count]), list(slots[count:])
-    saved, near = saved_rooms(given, call), call.at(given.q)
-    rooms = kept_rooms(given, near)
+    saved, at_length = saved_rooms(given, call), call.at(given.q)
+    rooms = kept_rooms(at_length.task(given))
     out = rest.pop(0)
     residual = None if saved.out_residual is None else rest.pop(0)
     state = None if saved.state is None else rest.pop(0)
-    sides = len(saved.far) // 2 if near.numbers.far else 0
-    task, elsewhere = _near(near.task(given), rest[: 2 * sides]), rest[2 * sides :]
+    sides = len(saved.far) // 2 if at_length.numbers.far else 0
+    task, elsewhere = _near(at_length.task(given), rest[: 2 * sides]), rest[2 * sides :]
+    wanted = wanted_of(given, call, learned_names)
     far_parts = None
     if sides:
         right = elsewhere[3:] or None
@@ -282,9 +282,11 @@ def backward_plan(
     def make(tiles: TileSet) -> Plan:
         plan = Plan(device, len(slots))
         kept = Kept(*plan.apart(state, in_state(rooms)))._replace(out=out, out_residual=residual)
-        found = backward(plan, d_out, task, kept, tiles, wanted_of(given, call, wanted), far_parts)
+        found = backward(plan, d_out, task, kept, tiles, wanted, far_parts)
         ordered = Given.ordered(found)
-        plan.returns(*[getattr(ordered, name) if name in wanted else None for name in fields])
+        plan.returns(
+            *[getattr(ordered, name) if name in learned_names else None for name in fields]
+        )
         return plan
 
     return TILES.fit("backward", _width(given), given.q.dtype, device, make)
@@ -298,8 +300,9 @@ def wanted_of(given: Given, call: Call, learned: Collection[str]) -> Wanted:
         some = given.factor.shape[1] > 1 and (query or "factor" in learned)
         return Wanted(band=some, tails=some, query=query, factor="factor" in learned)
     if call.curve:
-        any_, parts = not {"first", "second", "third"}.isdisjoint(learned), CURVES[call.curve]
-        return Wanted(band=any_ and parts.band, tails=any_ and parts.tails)
+        learns = not {"first", "second", "third"}.isdisjoint(learned)
+        parts = CURVE_PARTS[call.curve]
+        return Wanted(band=learns and parts.band, tails=learns and parts.tails)
     return Wanted(band="band" in learned, tails="tails" in learned)
 
 
@@ -347,11 +350,11 @@ def saved_rooms(given: Given, call: Call) -> Saved:
     for the far keys are two rows that nobody reads.
     """
     far, is_open = call.numbers.far, call.open_length
-    kept = kept_rooms(given, call, any_length=is_open)
+    kept = kept_rooms(call.task(given), any_length=is_open)
     size = size_of(in_state(kept))
     if far and is_open:
-        near = call._replace(numbers=call.numbers._replace(far=0))
-        least = size_of(in_state(kept_rooms(given, near, any_length=True)))
+        unsplit = call._replace(numbers=call.numbers._replace(far=0))
+        least = size_of(in_state(kept_rooms(unsplit.task(given), any_length=True)))
         size = torch.sym_max(size, least)  # type: ignore[no-untyped-call]
     of_far = []
     if far:
@@ -361,53 +364,14 @@ def saved_rooms(given: Given, call: Call) -> Saved:
             is_split = torch.sym_min(n_q // split_from(d, far), 1)  # type: ignore[no-untyped-call]
             rows = torch.sym_max(rows * is_split, 2)  # type: ignore[no-untyped-call]
         side = [kept.out._replace(shape=(b, h, rows, d_v)), Room((b, h, rows), torch.float32)]
-        of_far = side * (1 if call.numbers.after == 0 else 2)
+        of_far = side * (1 if call.numbers.causal else 2)
     state = Room((size,), torch.uint8) if any(in_state(kept)) else None
     return Saved(kept.out, kept.out_residual, state, of_far)
-
-
-def out_room(given: Given) -> Room:
-    """The memory of the output."""
-    return Room((*given.q.shape[:3], given.v.shape[-1]), given.q.dtype, by_token(given.q))
 
 
 def in_state(kept: Kept) -> Kept:
     """Those fields that are parts of the state."""
     return kept._replace(out=None, out_residual=None)
-
-
-def kept_rooms(given: Given, call: Call, *, any_length: bool = False) -> Kept:
-    """The memory of what forward saves for backward.
-
-    With `any_length` it is all that some length of q and k needs: a short call, or one with few
-    queries, saves less.
-    """
-    task = call.task(given)
-    q, product, curve, out = given.q, task.product, task.curve, out_room(given)
-    b, h, n_q, _ = q.shape
-    biased = task.band_shape is not None or given.table is not None
-    brief, few = (False, False) if any_length else (is_short(task), task.few_queries)
-    mass = None
-    if given.table is not None and not brief:
-        mass = mass_shape(task)
-    laid_out = tails = None
-    extent = False
-    if not few and not (brief and product):
-        laid_out = laid_out_shape(task)
-        extent = curve is not None and not curve.tails
-        tails = (4, b, h, n_q) if product else (4, 1, h, 1) if curve and curve.tails else None
-    wide = [None if x is None else Room(x, torch.float32) for x in (mass, laid_out, tails)]
-    return Kept(
-        out=out,
-        lse=None if brief else Room(lse_shape(task), torch.float32),
-        out_residual=out._replace(dtype=torch.float16)
-        if biased and not brief and q.dtype != torch.float32
-        else None,
-        mass=wide[0],
-        band=wide[1],
-        extent=Room((h,), torch.int32) if extent else None,
-        tails=wide[2],
-    )
 
 
 def _near(task: Task, far: Sequence[Slot | None]) -> Task:
@@ -449,13 +413,13 @@ torch.library.define(
 class AsOperators:
     """A call that a compiler traces, run by the operators of the output and of the gradients."""
 
-    def __init__(self, names: str, numbers: tuple[Any, ...], learned: str) -> None:
-        self.names, self.numbers, self.learned = names, numbers, learned
+    def __init__(self, names: str, flat: tuple[Any, ...], learned: str) -> None:
+        self.names, self.flat, self.learned = names, flat, learned
 
     def attended(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the function `attended` returns."""
         found: list[Tensor] = lag_attention_forward_op(
-            list(tensors), self.names, bool(self.learned), *self.numbers
+            list(tensors), self.names, bool(self.learned), *self.flat
         )
         return found
 
@@ -466,9 +430,7 @@ class AsOperators:
         self, d_out: Tensor, saved: Sequence[Tensor], places: None
     ) -> list[Tensor | None]:
         """What the function `gradients` returns."""
-        found = lag_attention_backward_op(
-            d_out, list(saved), self.names, self.learned, *self.numbers
-        )
+        found = lag_attention_backward_op(d_out, list(saved), self.names, self.learned, *self.flat)
         each, learned = iter(found), self.learned.split()
         return [next(each) if name in learned else None for name in self.names.split()]
 
@@ -490,33 +452,33 @@ def _call(*arguments: Any) -> Tensor:
 @torch.library.register_fake(_CALL)  # type: ignore[untyped-decorator]
 def _call_fake(*arguments: Any) -> Tensor:
     given = Given(*arguments[:N_GIVEN])
-    return _empty(out_room(given), given.q)
+    return _empty(out_room(given.q, given.v), given.q)
 
 
 @torch.library.impl(_FORWARD, ("cpu", "cuda"))
-def _forward(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> Sequence[Any]:
-    return attended(tensors, names, numbers, recorded=recorded)
+def _forward(tensors: list[Tensor], names: str, recorded: bool, *flat: Any) -> Sequence[Any]:
+    return attended(tensors, names, flat, recorded=recorded)
 
 
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
-def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *numbers: Any) -> list[Tensor]:
+def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *flat: Any) -> list[Tensor]:
     given = _fields(names, tensors)
     if not recorded:
-        return [_empty(out_room(given), given.q)]
-    out, residual, state, far = saved_rooms(given, Call.from_flat(numbers))
+        return [_empty(out_room(given.q, given.v), given.q)]
+    out, residual, state, far = saved_rooms(given, Call.from_flat(flat))
     return [_empty(x, given.q) for x in _not_none([out, residual, state, *far])]
 
 
 @torch.library.impl(_BACKWARD, ("cpu", "cuda"))
 def _backward(
-    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *numbers: Any
+    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *flat: Any
 ) -> list[Tensor]:
-    return _not_none(gradients(d_out, saved, names, numbers, learned))
+    return _not_none(gradients(d_out, saved, names, flat, learned))
 
 
 @torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
 def _backward_fake(
-    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *numbers: Any
+    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *flat: Any
 ) -> list[Tensor]:
     fields = names.split()
     given = _fields(names, saved[: len(fields)])

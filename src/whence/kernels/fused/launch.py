@@ -38,30 +38,28 @@ from whence.kernels.fused.device.band import (
 from whence.kernels.fused.device.d_band import band_kernel, collect_kernel, stripe_kernel
 from whence.kernels.fused.device.decode import merge_kernel, share_kernel
 from whence.kernels.fused.device.forward import forward_kernel
-from whence.kernels.fused.plan import Plan
+from whence.kernels.fused.plan import Plan, Room
 from whence.kernels.fused.tables import mass_parts, product_gradients, seen_cells, table_gradient
 from whence.kernels.fused.tiles import Tiles, TileSet, ceil_div, narrowest, power_of_two
 
-# How far beyond the reach a near tile may touch: rows and keys of the largest tile. A line that is
-# loaded ahead (BandLine) extends to 207, for tiles of at most 64 rows and keys.
+# How many lags beyond the reach a near tile may touch: 254 at most, since a tile has at most 128
+# rows and 128 keys (SIDES in tiles_file.py), and 207 in a line that is loaded ahead (BandLine). The
+# other 18 are left over from an older layout of the band.
 MARGIN = 272
 LEAST_SCALE = 1e-4  # the smallest scale that a band is divided by: a bias up to 1e34 stays finite
 BASE_2 = math.log2(math.e)  # the factor that takes logits to base 2
-# The key kernel sums the diagonals of a shared band if a block of keys meets at most this many
-# rows, in a short sequence or in a window. The sums take (rows met) * (keys) / STRIPE numbers: at
-# most a megabyte for each head of each sequence of this length.
+# Up to this many queries and keys the key kernel sums the diagonals of a shared band. The sums take
+# queries * keys / STRIPE numbers: about a megabyte for each head of each sequence of this length.
 STRIPED = 2048
-# The same in a window of a longer sequence, where the workspace grows with the tokens: this bounds
-# it by 280 bytes a token and head. Its offsets have 32 bits, hence the limit of keys.
+# In a longer sequence it does so in a window of at most STRIPED_WINDOW - MARGIN lags, also in that
+# which a plain kernel for the far keys leaves. A stripe is then as long as the window: about 256
+# bytes for each token and head. Its offsets have 32 bits, hence the limit of keys.
 STRIPED_WINDOW = 1024
 MOST_STRIPED_KEYS = 1 << 24
-# Registers a thread may use in kernels with a band for each row and a value table, with sums of two
-# tails of a head, in causal key kernels with tiles of few rows, and in forward kernels with slopes
-# to both sides: with this limit three programs run on one multiprocessor instead of two.
+# Registers of a thread with which three, or four, programs of 128 threads run on a multiprocessor:
+# 65,536 / 128 / 3, rounded down to a multiple of 8, and 65,536 / 128 / 4. Which kernels are limited
+# was measured: _forward_registers, _query_registers, _key_registers.
 MOST_REGISTERS = 168
-# The same for other forward kernels, and causal query kernels with a product, in whole tiles: four
-# programs. The forward kernel hardly spills then; the query kernel spills six numbers, outside of
-# its loops.
 FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
@@ -91,53 +89,50 @@ class Arguments(NamedTuple):
 def forward(plan: Plan, task: Task, tiles: Tiles, *, recorded: bool = True) -> Kept:
     """The launches of the output; returns it with what backward needs.
 
-    `recorded` says whether backward may follow. A call with few queries must not have a product.
+    `recorded` says whether backward may follow.
     """
-    q, k, v, inputs = task[:4]
-    (b, h, n_q, _), d_v = q.shape, v.shape[-1]
-    tokens = by_token(q)
+    q, k, v = task[:3]
+    b, h, n_q, _ = q.shape
     if is_short(task):
         band = extent = tails = None
         if task.product is None:
             band, extent, tails = _laid_out(plan, task, _logit_unit(task))
         in_short = _short_call(_with_made(task, extent, tails), band)
-        out = short.forward(plan, q, k, v, in_short, tokens=tokens)
+        out = short.forward(plan, q, k, v, in_short, tokens=by_token(q))
         return Kept(out, None, None, None, band, extent, tails)
-    out = plan.empty((b, h, n_q, d_v), q.dtype, tokens=tokens)
-    lse = plan.empty(lse_shape(task), torch.float32)
+    rooms = kept_rooms(task)
+    out, lse = plan.reserved(rooms.out), plan.reserved(rooms.lse)
     residual = mass = None
-    biased = task.band_shape is not None or inputs.table is not None
-    if recorded and biased and q.dtype != torch.float32:
-        # float16 also for an output in bfloat16: residuals fit its range, and it has more bits.
-        residual = plan.empty(out.shape, torch.float16, tokens=tokens)
-    if inputs.table is not None:
-        mass = plan.empty(mass_shape(task), torch.float32)
+    if recorded and rooms.out_residual is not None:
+        residual = plan.reserved(rooms.out_residual)
+    if rooms.mass is not None:
+        mass = plan.reserved(rooms.mass)
     result = a.Output(out, residual, lse, mass)
     if task.few_queries:
         _decode(plan, task, tiles, result)
         return Kept(out, lse, residual, mass, None, None, None)
     band, extent, tails = _laid_out(plan, task, _band_unit(task))
-    call = _arguments(_with_made(task, extent, tails), band)
-    tiles, near = tiling.forward_tiles(tiles, call.tile_kind)
+    args = _arguments(_with_made(task, extent, tails), band)
+    tiles, near = tiling.forward_tiles(tiles, args.tile_kind)
     even = n_q % tiles.rows == 0 and k.shape[2] % tiles.keys == 0
-    alone = _all_near(call, n_q, k.shape[2], tiles.rows, tiles.keys)
-    grid = grid_of(plan, call, ceil_div(n_q, tiles.rows), b * h)
+    alone = _all_near(args, n_q, k.shape[2], tiles.rows, tiles.keys)
+    grid = grid_of(plan, args, ceil_div(n_q, tiles.rows), b * h)
     plan.launch(
         forward_kernel,
         grid,
-        *(call.q, call.k, call.v, call.bias, call.visible, call.seed, call.table, call.far),
+        *(args.q, args.k, args.v, args.bias, args.visible, args.seed, args.table, args.far),
         a.product_of(q, task.product),
         result,
-        *a.scalars(call.sizes),
+        *a.scalars(args.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_forward_registers(call, tiles, even=even, alone=alone),
-        chained=call.kind.CHAINED,
-        KIND=call.kind,
+        registers=_forward_registers(args, tiles, even=even, alone=alone),
+        chained=args.kind.CHAINED,
+        KIND=args.kind,
         TILE=a.Tile(
             *(tiles.rows, tiles.keys, near, tiles.stages, even, alone), TURNS=len(grid) == 3
         ),
-        PRODUCT=0 if task.product is None else task.product.table.shape[-1],
+        PRODUCT_D=0 if task.product is None else task.product.factor.shape[-1],
     )
     return Kept(out, lse, residual, mass, band, extent, tails)
 
@@ -158,8 +153,8 @@ def backward(
     if band is None:  # forward had few queries and laid no band out
         band, extent, tails = _laid_out(plan, task, _band_unit(task))
     task = _with_made(task, extent, tails)
-    call = _arguments(task, band, far_gradients)
-    chained, d_rows = call.kind.CHAINED, a.rows_of(d_out)
+    args = _arguments(task, band, far_gradients)
+    chained, d_rows = args.kind.CHAINED, a.rows_of(d_out)
     d_table = None
     if task.inputs.table is not None:
         parts = mass_parts(task.q, task.k, task.inputs.table, task.numbers)
@@ -167,29 +162,29 @@ def backward(
             *(plan, kept.mass, d_out, task.inputs.table, parts), chained=chained
         )
     sums = _sums_of(task, wanted)
-    kind = call.tile_kind._replace(
-        tail_sums=sums.tails, striped=sums.striped, limited=_is_limited(call)
+    kind = args.tile_kind._replace(
+        tail_sums=sums.tails, striped=sums.striped, limited=_is_limited(args)
     )
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, kind)
-    call = call._replace(kind=call.kind._replace(GRAIN=_grain(task, sums, by_rows, by_keys)))
+    args = args._replace(kind=args.kind._replace(GRAIN=_grain(task, sums, by_rows, by_keys)))
     # The query kernel comes first: it writes the row statistics that the other kernels read.
     of_rows, statistics = _query_launch(
-        *(plan, task, call, kept, d_rows, sums, by_rows, near_keys), key_rows=by_keys.rows
+        *(plan, task, args, kept, d_rows, sums, by_rows, near_keys), key_rows=by_keys.rows
     )
     # Where a plain kernel takes the far keys, the key kernel leaves much of the GPU idle, so the
     # kernels of the band run beside it on a second stream.
     side = sums.shared and not sums.striped and task.far is not None
     d_band, d_tails = of_rows.d_band, of_rows.d_tails
     if sums.shared and not sums.striped:
-        d_band = _diagonal_band(plan, task, call, d_rows, statistics, tiles.block, side)
-    of_keys, key_tile = _key_launch(plan, task, call, d_rows, statistics, sums, by_keys, near_rows)
+        d_band = _diagonal_band(plan, task, args, d_rows, statistics, tiles.block, side)
+    of_keys, key_tile = _key_launch(plan, task, args, d_rows, statistics, sums, by_keys, near_rows)
     if sums.striped:
-        d_band = _striped_band(plan, task, call, of_keys.stripes, key_tile)
+        d_band = _striped_band(plan, task, args, of_keys.stripes, key_tile)
     d_query = d_factor = None
     d_parameters: Sequence[Any] = (None, None, None)
     if task.product is not None:
-        seen = seen_cells(call.sizes, call.kind.LAST)
+        seen = seen_cells(args.sizes, args.kind.LAST)
         d_query, d_factor = product_gradients(
             *(plan, task.product, task.q, of_rows.d_q, d_band, wanted, seen), chained=chained
         )
@@ -317,7 +312,7 @@ def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
     exact = sloping_rows or sloped or numbers.dropout or _sees_one_key(task)
     if of_rows and task.far is None and not exact:
         far_lse_delta = plan.empty((2, b, h, n_q, 2), torch.float32)
-    if task.q.dtype == torch.float32 and task.far is None:
+    if _in_base_e(task):
         norm = plan.empty((b, h, n_q), torch.float32)
     return a.RowStatistics(lse_delta, far_lse_delta, d_mass, norm)
 
@@ -325,7 +320,7 @@ def _row_statistics(plan: Plan, task: Task, margin: int) -> a.RowStatistics:
 def _query_launch(
     plan: Plan,
     task: Task,
-    call: Arguments,
+    args: Arguments,
     kept: Kept,
     d_rows: a.Rows,
     sums: Sums,
@@ -335,14 +330,14 @@ def _query_launch(
     key_rows: int,
 ) -> tuple[a.QueryGradients, a.RowStatistics]:
     """The launch by blocks of rows; returns what it writes."""
-    (b, h, n_q, _), n_k, kind = task.q.shape, task.k.shape[2], call.kind
+    (b, h, n_q, _), n_k, kind = task.q.shape, task.k.shape[2], args.kind
     d_q = plan.empty(task.q.shape, task.q.dtype, tokens=kind.TOKENS)
     d_band = d_tails = None
-    d_last = 2 * call.sizes.reach if task.product is None else kind.LAST
+    d_last = 2 * args.sizes.reach if task.product is None else kind.LAST
     if sums.rows:
         # Cells that no tile touches are not written; of a product's band they are not read either.
-        room = plan.zeros if task.product is None else plan.empty
-        d_band = room((b, h, n_q, d_last + 1), torch.float32)
+        reserve = plan.zeros if task.product is None else plan.empty
+        d_band = reserve((b, h, n_q, d_last + 1), torch.float32)
     if sums.tails:
         parts = n_q if kind.PER_ROW else ceil_div(n_q, tiles.rows)
         d_tails = plan.empty((4, b, h, parts), torch.float32)
@@ -352,30 +347,30 @@ def _query_launch(
     alike = kind.LAST == kind.VALUE_LAST and not task.numbers.dropout
     mass = kept.mass if sums.ends and task.inputs.table is not None and alike else None
     even = n_q % tiles.rows == 0 and n_k % tiles.keys == 0
-    grid = grid_of(plan, call, ceil_div(n_q, tiles.rows), b * h)
+    grid = grid_of(plan, args, ceil_div(n_q, tiles.rows), b * h)
     plan.launch(
         query_kernel,
         grid,
-        *(call.q, call.k, call.v, d_rows),
+        *(args.q, args.k, args.v, d_rows),
         a.Output(kept.out, kept.out_residual, kept.lse, mass),
-        *(call.bias, call.visible, call.seed, call.table, call.far),
+        *(args.bias, args.visible, args.seed, args.table, args.far),
         *(gradients, statistics),
-        *a.scalars(call.sizes),
+        *a.scalars(args.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_query_registers(call, tiles, even=even),
+        registers=_query_registers(args, tiles, even=even),
         chained=kind.CHAINED,
         KIND=kind,
         TILE=a.Tile(
             *(tiles.rows, tiles.keys, near, tiles.stages, even),
-            _all_near(call, n_q, n_k, tiles.rows, tiles.keys, spare=_spare(call)),
-            _lines(call, tiles.rows, tiles, task.q.dtype),
+            _all_near(args, n_q, n_k, tiles.rows, tiles.keys, spare=_spare(args)),
+            _lines(args, tiles.rows, tiles, task.q.dtype),
             TURNS=len(grid) == 3,
         ),
         BALANCED=sums.balanced,
         TWICE=sums.balanced_first,
         D_LAST=d_last if sums.ends else 0,
-        ENDS=sums.ends,
+        D_ENDS=sums.ends,
         KEY_ROWS=key_rows,
     )
     return gradients, statistics
@@ -384,7 +379,7 @@ def _query_launch(
 def _key_launch(
     plan: Plan,
     task: Task,
-    call: Arguments,
+    args: Arguments,
     d_rows: a.Rows,
     statistics: a.RowStatistics,
     sums: Sums,
@@ -392,12 +387,13 @@ def _key_launch(
     near: int,
 ) -> tuple[a.KeyGradients, a.Tile]:
     """The launch by blocks of keys; returns what it writes, and its tiles."""
-    (b, h, n_q, _), (h_kv, n_k), kind = task.q.shape, task.k.shape[1:3], call.kind
+    (b, h, n_q, _), (h_kv, n_k), kind = task.q.shape, task.k.shape[1:3], args.kind
     d_k, d_v = (plan.empty(x.shape, x.dtype, tokens=kind.TOKENS) for x in (task.k, task.v))
     even = n_q % tiles.rows == 0 and n_k % tiles.keys == 0
     stripes = None
     by_warp = held = False
     if sums.striped:
+        # A warp's lanes add up 32 diagonals at a time (collect_stripe in device/backward.py).
         by_warp = tiles.rows >= 32 and tiling.split_by_warp(tiles.keys, tiles, task.q.dtype)
         # Held sums take shared memory. With wider heads, more stages, partial tiles or, in Triton
         # 3.9, tails, one program would run on a multiprocessor instead of two. With fewer rows
@@ -410,25 +406,25 @@ def _key_launch(
         assert not held or length - 2 * tiles.rows <= STRIPED  # or a warp's shared memory overflows
         stripes = plan.empty((b, h, count, length), torch.float32)
     gradients = a.KeyGradients(d_k, d_v, stripes)
-    grid = grid_of(plan, call, ceil_div(n_k, tiles.keys), b * h_kv)
+    grid = grid_of(plan, args, ceil_div(n_k, tiles.keys), b * h_kv)
     tile = a.Tile(
         *(tiles.rows, tiles.keys, near, tiles.stages, even),
-        _all_near(call, n_k, n_q, tiles.keys, tiles.rows, by_keys=True, spare=_spare(call)),
-        _lines(call, tiles.keys, tiles, task.q.dtype),
+        _all_near(args, n_k, n_q, tiles.keys, tiles.rows, by_keys=True, spare=_spare(args)),
+        _lines(args, tiles.keys, tiles, task.q.dtype),
         TURNS=len(grid) == 3,
         HELD=STRIPED + tiles.keys if held else 0,
     )
     plan.launch(
         key_kernel,
         grid,
-        *(call.q, call.k, call.v, d_rows, statistics),
-        *(call.bias, call.visible, call.seed, call.far),
+        *(args.q, args.k, args.v, d_rows, statistics),
+        *(args.bias, args.visible, args.seed, args.far),
         gradients,
         h // h_kv,
-        *a.scalars(call.sizes),
+        *a.scalars(args.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_key_registers(call, tiles, even=even),
+        registers=_key_registers(args, tiles, even=even),
         chained=kind.CHAINED,
         KIND=kind,
         TILE=tile,
@@ -445,9 +441,52 @@ def stripe_length(n_q: int, numbers: Numbers, tiles: Tiles) -> int:
     return (ceil_div(rows, tiles.rows) + 2) * tiles.rows
 
 
-def _spare(call: Arguments) -> int:
+def _spare(args: Arguments) -> int:
     """How many far tiles a side count as near. With two tables, a loop for one costs as much."""
-    return int(call.kind.ENDS and call.kind.VALUES and not call.kind.FAR)
+    return int(args.kind.ENDS and args.kind.VALUES and not args.kind.FAR)
+
+
+def kept_rooms(task: Task, *, any_length: bool = False) -> Kept:
+    """The memory of what forward keeps for backward, of the task without its far keys' results.
+
+    With `any_length` it is all that some length of q and k needs: a short call, or one with few
+    queries, keeps less.
+    """
+    in_short, few = (False, False) if any_length else (is_short(task), task.few_queries)
+    out, lse, residual, mass = out_room(task.q, task.v), None, None, None
+    if not in_short:
+        lse = Room(lse_shape(task), torch.float32)
+        biased = task.band_shape is not None or task.inputs.table is not None
+        if biased and task.q.dtype != torch.float32:
+            # float16 also for an output in bfloat16: residuals fit its range, and it has more bits.
+            residual = out._replace(dtype=torch.float16)
+        if task.inputs.table is not None:
+            mass = Room(mass_shape(task), torch.float32)
+    band = extent = tails = None
+    if not few and not (in_short and task.product is not None):
+        band, extent, tails = _band_rooms(task)
+    return Kept(out, lse, residual, mass, band, extent, tails)
+
+
+def out_room(q: Any, v: Any) -> Room:
+    """The memory of the output."""
+    return Room((*q.shape[:3], v.shape[-1]), q.dtype, by_token(q))
+
+
+def _band_rooms(task: Task) -> list[Room | None]:
+    """The memory of the laid-out band, of a curve's extent, and of a curve's or product's tails."""
+    laid_out, curve = laid_out_shape(task), task.curve
+    band = extent = tails = None
+    if laid_out is not None:
+        band = Room(laid_out, torch.float32)
+    b, h, n_q, _ = task.q.shape
+    if task.product is not None:  # its tails have no slopes: kernels do not touch their memory
+        tails = Room((4, b, h, n_q), torch.float32)
+    elif curve is not None and curve.tails:
+        tails = Room((4, 1, h, 1), torch.float32)
+    elif curve is not None:
+        extent = Room((h,), torch.int32)
+    return [band, extent, tails]
 
 
 class Shape(NamedTuple):
@@ -465,12 +504,12 @@ def is_short(task: Task) -> bool:
     if task.product is None:
         laid_out = laid_out_shape(task)
         band = None if laid_out is None else Shape(laid_out)
-    call = short.ShortCall(band, task.product, task.inputs, task.numbers)
-    return short.fits(q, k, v, call) and short.is_faster(q, k, v, call)
+    in_short = short.ShortCall(band, task.product, task.inputs, task.numbers)
+    return short.fits(q, k, v, in_short) and short.is_faster(q, k, v, in_short)
 
 
 def _all_near(
-    call: Arguments,
+    args: Arguments,
     n: int,
     n_other: int,
     block: int,
@@ -484,8 +523,8 @@ def _all_near(
     There are n rows in blocks of `block`, and n_other keys in tiles of `tile`. With `by_keys` it is
     n keys, n_other rows and row_range. Up to `spare` far tiles on each side count as near.
     """
-    sizes = call.sizes
-    if call.kind.EXTENT:  # only the device knows
+    sizes = args.sizes
+    if args.kind.EXTENT:  # only the device knows
         return False
     reach = max(sizes.reach, sizes.value_reach)
     start, after = sizes.q_start, sizes.after
@@ -497,14 +536,14 @@ def _all_near(
     return first - reach < (1 + spare) * tile and right
 
 
-def _lines(call: Arguments, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
+def _lines(args: Arguments, side: int, tiles: Tiles, dtype: torch.dtype) -> bool:
     """Whether a warp loads its part of a head's band ahead (BandLine in device/band.py).
 
     `side` is the number of rows of a tile, or of keys in the key kernel. With tails or with few
     rows there are few near tiles, so it cannot gain much. With a value table or segments, the
     kernels would use as much shared memory as `needs_more_memory` (plan.py) warns of.
     """
-    kind, sizes = call.kind, call.sizes
+    kind, sizes = args.kind, args.sizes
     small = max(kind.BLOCK_D, kind.BLOCK_DV, tiles.rows, tiles.keys) <= 64
     tailless = kind.BAND and not (kind.PER_ROW or kind.TAILS)
     alone = not (kind.VALUES or kind.SEGMENTS)
@@ -512,72 +551,75 @@ def _lines(call: Arguments, side: int, tiles: Tiles, dtype: torch.dtype) -> bool
     return tailless and alone and small and not few and tiling.split_by_warp(side, tiles, dtype)
 
 
-def _forward_registers(call: Arguments, tiles: Tiles, *, even: bool, alone: bool) -> int | None:
+def _forward_registers(args: Arguments, tiles: Tiles, *, even: bool, alone: bool) -> int | None:
     """The limit of registers with which most programs of the forward kernel run side by side.
 
     With the band of a head or none, and in whole tiles, it spills at most a few numbers, outside of
     its loops (counted for a Hopper GPU). Without a limit the compiler may take a few registers
     more, so that one program fewer would run.
     """
-    kind = call.kind
-    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or call.tile_kind.by_row
+    kind = args.kind
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or args.tile_kind.row_lookup
     small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
     wide = tiles.keys > 64 or tiles.rows > 16 * tiles.warps
     if even and small and not (more or wide) and tiling.on_hopper():
         return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
-    limit = _table_registers(call, tiles)
+    limit = _table_registers(args, tiles)
     product_alone = alone and kind.CAUSAL and kind.ENDS
     if limit is not None and even and (product_alone or _plain_causal_product(kind)):
         limit = FEW_REGISTERS
     return limit
 
 
-def _query_registers(call: Arguments, tiles: Tiles, *, even: bool) -> int | None:
-    """The limit of registers of the query kernel, where one was measured to be faster."""
-    limit = _table_registers(call, tiles)
+def _query_registers(args: Arguments, tiles: Tiles, *, even: bool) -> int | None:
+    """The limit of registers of the query kernel, where one was measured to be faster.
+
+    With the lower limit it spills six numbers, outside of its loops.
+    """
+    limit = _table_registers(args, tiles)
     few_keys = tiles.keys <= tiling.NEAR
-    if limit is not None and even and few_keys and _plain_causal_product(call.kind):
+    if limit is not None and even and few_keys and _plain_causal_product(args.kind):
         return FEW_REGISTERS
     return limit
 
 
-def _key_registers(call: Arguments, tiles: Tiles, *, even: bool) -> int | None:
+def _key_registers(args: Arguments, tiles: Tiles, *, even: bool) -> int | None:
     """The limit of registers of the key kernel: in tiles of few rows, its loops hardly spill."""
     if tiles.rows > 32:
         return None
-    if even and _plain_causal_product(call.kind):
-        return _table_registers(call, tiles)
-    return MOST_REGISTERS if _is_limited(call) and _is_small(call, tiles) else None
+    if even and _plain_causal_product(args.kind):
+        return _table_registers(args, tiles)
+    return MOST_REGISTERS if _is_limited(args) and _is_small(args, tiles) else None
 
 
-def _table_registers(call: Arguments, tiles: Tiles) -> int | None:
+def _table_registers(args: Arguments, tiles: Tiles) -> int | None:
     """The limit of kernels with two tables, or with sums of two tails of a head.
 
     Without a limit, the compiler takes fewer for a causal query kernel that sums a tail over tiles
     of few keys.
     """
-    kind = call.kind
+    kind = args.kind
     wanted = (kind.VALUES and kind.PER_ROW) or (
         kind.GRAIN > 0 and (tiles.keys > tiling.NEAR or not kind.CAUSAL)
     )
-    return MOST_REGISTERS if wanted and _is_small(call, tiles) else None
+    return MOST_REGISTERS if wanted and _is_small(args, tiles) else None
 
 
-def _is_limited(call: Arguments) -> bool:
+def _is_limited(args: Arguments) -> bool:
     """Whether a key kernel with few rows was measured to be faster in fewer registers.
 
     Masks, dropout and lengths that are no multiple of a tile take registers of their own, and on
     other GPUs than a Hopper the kernel spills in its loops.
     """
-    kind, sizes = call.kind, call.sizes
-    whole = sizes.n_q % 64 == 0 and sizes.n_k % 64 == 0 and not call.tile_kind.by_row
+    kind, sizes = args.kind, args.sizes
+    whole = sizes.n_q % 64 == 0 and sizes.n_k % 64 == 0 and not args.tile_kind.row_lookup
     more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR
     return tiling.on_hopper() and kind.CAUSAL and whole and not more
 
 
-def _is_small(call: Arguments, tiles: Tiles) -> bool:
+def _is_small(args: Arguments, tiles: Tiles) -> bool:
     """Whether a limit of registers was measured for heads, tiles and a dtype like these."""
-    kind = call.kind
+    kind = args.kind
     return max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4 and kind.PRECISION != "ieee"
 
 
@@ -588,6 +630,10 @@ def _plain_causal_product(kind: a.Kind) -> bool:
 
 
 def _short_call(task: Task, band: Any) -> short.ShortCall:
+    """The call as short.py takes it, which of a caller's band reads the shape alone.
+
+    A band that a curve makes is not among the inputs, so its shape is put there.
+    """
     inputs = task.inputs
     if task.product is None and task.band_shape is not None:
         inputs = inputs._replace(band=Shape(task.band_shape))
@@ -604,8 +650,8 @@ def _decode(plan: Plan, task: Task, tiles: Tiles, result: a.Output) -> None:
         task = task._replace(inputs=inputs, curve=None)
     elif curve is not None:  # each share evaluates the part of the curve that it looks up
         band = plan.empty((1, h, 1, 2 * curve.reach + 1), torch.float32)
-    call = _arguments(task, band, raw_band=True)
-    width = max(call.kind.BLOCK_D, call.kind.BLOCK_DV)
+    args = _arguments(task, band, raw_band=True)
+    width = max(args.kind.BLOCK_D, args.kind.BLOCK_DV)
     # Few rows leave room for more keys in a tile, unless the table's tiles had to be made smaller.
     tile = tiling.share_tiles(width, task.q.dtype, 2 * tiles.keys, tiles.stages)
     count, share = tiling.shares(n_k, b * h_kv, tile.at_once * processors(plan.device), tile.keys)
@@ -616,19 +662,19 @@ def _decode(plan: Plan, task: Task, tiles: Tiles, result: a.Output) -> None:
     plan.launch(
         share_kernel,
         (count, b * h_kv),
-        *(call.q, call.k, call.v, call.bias, call.visible),
+        *(args.q, args.k, args.v, args.bias, args.visible),
         _parameters(() if curve is None else curve.parameters),
-        *(result.mass, sums, share, *a.scalars(call.sizes)),
+        *(result.mass, sums, share, *a.scalars(args.sizes)),
         stages=tile.stages,
-        KIND=call.kind,
+        KIND=args.kind,
         TILE=a.Tile(FEW_ROWS, tile.keys, tile.keys, tile.stages, n_k % tile.keys == 0),
         **_curve_constants(curve),
     )
     plan.launch(
         merge_kernel,
         (b * h * n_q,),
-        *(sums, call.table, result, count, *a.scalars(call.sizes)),
-        KIND=call.kind,
+        *(sums, args.table, result, count, *a.scalars(args.sizes)),
+        KIND=args.kind,
         SHARES=power_of_two(count),
     )
 
@@ -640,23 +686,20 @@ def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any
     the forward kernel fills. The band of a head is multiplied with `unit`. Without a unit a curve
     is evaluated but not laid out: its band has the form in which a caller gives one.
     """
-    (b, h, n_q, _), curve = task.q.shape, task.curve
-    shape, laid_out = task.band_shape, laid_out_shape(task)
-    if shape is None or laid_out is None:
+    (b, h, n_q, _), curve, shape = task.q.shape, task.curve, task.band_shape
+    if shape is None:
         return None, None, None
-    extent = tails = None
-    if task.product is not None:  # its tails have no slopes: kernels do not touch their memory
-        tails = plan.empty((4, b, h, n_q), torch.float32)
-        return plan.empty(laid_out, torch.float32), None, tails
-    if curve is not None and curve.tails:
-        tails = plan.empty((4, 1, h, 1), torch.float32)
-    elif curve is not None:
-        extent = plan.empty((h,), torch.int32)
+    rooms = _band_rooms(task)
+    if unit is None:
+        rooms[0] = Room(shape, torch.float32)
+    band, extent, tails = (None if room is None else plan.reserved(room) for room in rooms)
+    assert band is not None
+    if task.product is not None:
+        return band, extent, tails
     logit_unit = _logit_unit(task)
     task = _with_made(task, extent, tails)._replace(far=None)
     given = _arguments(task, task.inputs.band, raw_band=True)
     if given.kind.PER_ROW:
-        band = plan.empty(laid_out, torch.float32)
         plan.launch(
             row_layout_kernel,
             (ceil_div(n_q, 32), b * h),
@@ -665,14 +708,11 @@ def _laid_out(plan: Plan, task: Task, unit: float | None) -> tuple[Any, Any, Any
             ROWS=32,
             BLOCK=min(64, power_of_two(shape[-1])),
         )
-        return band, None, None
-    if unit is None:
-        laid_out = shape
-    batches, heads, _, width = laid_out
-    band = plan.empty(laid_out, torch.float32)
+        return band, extent, tails
+    bands, heads, _, width = band.shape
     plan.launch(
         head_layout_kernel,
-        (ceil_div(width, LAYOUT_LAGS), batches * heads),
+        (ceil_div(width, LAYOUT_LAGS), bands * heads),
         *(band, given.bias, _parameters(() if curve is None else curve.parameters)),
         1.0 if unit is None else unit,
         *a.scalars(given.sizes._replace(n_heads=heads, edge=width // 2)),
@@ -709,9 +749,14 @@ def _band_unit(task: Task) -> float:
     return 1.0 / task.numbers.scale if started else _logit_unit(task)
 
 
+def _in_base_e(task: Task) -> bool:
+    """Whether logits are in base e and rows have a norm: `in_base_e` in device/tile.py."""
+    return bool(task.q.dtype == torch.float32 and not task.numbers.far)
+
+
 def _logit_unit(task: Task) -> float:
     """log2(e) where logits are in base 2, and 1 in base e: `unit_of` in device/tile.py."""
-    return 1.0 if task.q.dtype == torch.float32 and task.far is None else BASE_2
+    return 1.0 if _in_base_e(task) else BASE_2
 
 
 def laid_out_shape(task: Task) -> tuple[int, ...] | None:
@@ -723,16 +768,16 @@ def laid_out_shape(task: Task) -> tuple[int, ...] | None:
         lags = a.last_place(task.reach, task.numbers) + 1
         # At least `_margin`, whose power of two would be a guard on a symbolic reach.
         return _with_margin((*task.q.shape[:3], lags), 2 * _farthest(task))
-    batches, heads = shape[:2]
+    bands, heads = shape[:2]
     if tails is not None:
-        batches, heads = max(batches, tails.shape[1]), max(heads, tails.shape[2])
-    return (batches, heads, 1, 2 * _farthest(task) + 1)
+        bands, heads = max(bands, tails.shape[1]), max(heads, tails.shape[2])
+    return (bands, heads, 1, 2 * _farthest(task) + 1)
 
 
 def lse_shape(task: Task) -> tuple[int, ...]:
     """The shape of lse [b, h, q], or with norms [2, b, h, q] (row_lse in device/tile.py)."""
-    rows, with_norm = tuple(task.q.shape[:3]), task.q.dtype == torch.float32
-    return (2, *rows) if with_norm and not task.numbers.far else rows
+    rows = tuple(task.q.shape[:3])
+    return (2, *rows) if _in_base_e(task) else rows
 
 
 def mass_shape(task: Task) -> tuple[int, ...]:
@@ -773,7 +818,7 @@ def _with_made(task: Task, extent: Any, tails: Any) -> Task:
 def _diagonal_band(
     plan: Plan,
     task: Task,
-    call: Arguments,
+    args: Arguments,
     d_rows: a.Rows,
     statistics: a.RowStatistics,
     block: int,
@@ -781,32 +826,32 @@ def _diagonal_band(
 ) -> Any:
     """The gradient of a band that all queries share, [b|1, h, 1, lag], by block-diagonals."""
     assert task.band_shape is not None
-    sizes, kind = call.sizes, call.kind
-    batches, n_batch, h = task.band_shape[0], task.q.shape[0], sizes.n_heads
+    sizes, kind = args.sizes, args.kind
+    bands, n_batch, h = task.band_shape[0], task.q.shape[0], sizes.n_heads
     row_blocks, key_blocks = ceil_div(sizes.n_q, block), ceil_div(sizes.n_k, block)
     lowest = max((sizes.q_start - sizes.reach) // block, 1 - row_blocks)
     highest = min((sizes.q_start + sizes.reach + block - 1) // block, key_blocks - 1)
     diagonals = max(highest - lowest + 1, 1)
-    tiles = min(row_blocks, key_blocks) * (n_batch // batches)
+    tiles = min(row_blocks, key_blocks) * (n_batch // bands)
     # With an extent most block-diagonals are empty, but only the device knows which. So there are
     # few programs, each of which visits every n-th block-diagonal, and those that are not empty are
     # divided into as many shares as there is memory for, to keep the GPU busy.
     slots = min(diagonals, 8 if kind.EXTENT else 64)
-    busy = BUSY // max(1, min(slots, 4) * h * batches)
+    busy = BUSY // max(1, min(slots, 4) * h * bands)
     parts = max(1, min(tiles, busy, 64))
     size = 2**22 if kind.EXTENT else 2**25  # bytes for the sums of all shares: 4 or 32 MB
-    room = max(diagonals, min(diagonals * parts, size // (batches * h * 2 * block * 4)))
+    capacity = max(diagonals, min(diagonals * parts, size // (bands * h * 2 * block * 4)))
     first = (sizes.q_start - sizes.reach) // block
     last = (sizes.q_start + sizes.reach) // block
-    sums = plan.empty((batches, h, room, 2, block), torch.float32)
-    d_band = plan.empty((batches, h, 1, 2 * sizes.reach + 1), torch.float32)
+    sums = plan.empty((bands, h, capacity, 2, block), torch.float32)
+    d_band = plan.empty((bands, h, 1, 2 * sizes.reach + 1), torch.float32)
     even = sizes.n_q % block == 0 and sizes.n_k % block == 0
     plan.launch(
         band_kernel,
-        (slots, parts, batches * h),
-        *(call.q, call.k, call.v, d_rows, statistics),
-        *(call.bias, call.visible, call.seed, sums),
-        *(room, n_batch // batches, *a.scalars(sizes)),
+        (slots, parts, bands * h),
+        *(args.q, args.k, args.v, d_rows, statistics),
+        *(args.bias, args.visible, args.seed, sums),
+        *(capacity, n_batch // bands, *a.scalars(sizes)),
         stages=2,
         side=side,
         KIND=kind,
@@ -814,8 +859,8 @@ def _diagonal_band(
     )
     plan.launch(
         collect_kernel,
-        (last - first + 1, batches * h),
-        *(sums, d_band, call.bias.extent, room, first, parts, *a.scalars(sizes)),
+        (last - first + 1, bands * h),
+        *(sums, d_band, args.bias.extent, capacity, first, parts, *a.scalars(sizes)),
         side=side,
         KIND=kind,
         BLOCK=block,
@@ -823,23 +868,23 @@ def _diagonal_band(
     return d_band
 
 
-def _striped_band(plan: Plan, task: Task, call: Arguments, stripes: Any, tile: a.Tile) -> Any:
+def _striped_band(plan: Plan, task: Task, args: Arguments, stripes: Any, tile: a.Tile) -> Any:
     """The gradient of a shared band, [b|1, h, 1, lag], from the sums that the key kernel stored."""
     assert task.band_shape is not None
     assert tile.NEAR == tile.ROWS
-    (n_batch, h, count, _), batches = stripes.shape, task.band_shape[0]
-    at_once = 1 if n_batch == batches else 8  # sequences that share the band, in one step
-    beyond = 2 * max(call.kind.GRAIN - 1, 0)
-    width = 2 * (call.sizes.reach + beyond) + 1
-    d_band = plan.empty((batches, h, 1, width), torch.float32)
+    (n_batch, h, count, _), bands = stripes.shape, task.band_shape[0]
+    at_once = 1 if n_batch == bands else 8  # sequences that share the band, in one step
+    beyond = 2 * max(args.kind.GRAIN - 1, 0)
+    width = 2 * (args.sizes.reach + beyond) + 1
+    d_band = plan.empty((bands, h, 1, width), torch.float32)
     plan.launch(
         stripe_kernel,
-        (ceil_div(width, STRIPE_LAGS), batches * h),
-        *(stripes, d_band, call.bias, beyond, n_batch // batches, count),
-        *a.scalars(call.sizes),
+        (ceil_div(width, STRIPE_LAGS), bands * h),
+        *(stripes, d_band, args.bias, beyond, n_batch // bands, count),
+        *a.scalars(args.sizes),
         warps=8,
-        chained=call.kind.CHAINED,
-        KIND=call.kind,
+        chained=args.kind.CHAINED,
+        KIND=args.kind,
         TILE=tile,
         LAGS=STRIPE_LAGS,
         STRIPES=256 // at_once,
@@ -866,9 +911,10 @@ def _curve_gradient(
         plan.empty(x.shape, torch.float32) if x is not None and x.dtype.is_floating_point else None
         for x in curve.parameters
     ]
+    # Gaussians are [h, s]; slopes [h] and a table [bucket, h], the curves with tails, end in heads.
     heads = first.shape[-1] if curve.tails else first.shape[0]
-    if d_band is not None and d_band.shape[0] > 1:  # one query: d_band is of each sequence
-        d_band, side = plan.summed(d_band, (1, *d_band.shape[1:])), False
+    if d_band is not None and d_band.shape[0] > 1:  # of one query, stored for each sequence
+        d_band = plan.summed(d_band, (1, *d_band.shape[1:]))
     beyond = 0 if d_band is None else (d_band.shape[-1] - 1) // 2 - curve.reach
     batches, blocks = (0, 0) if d_tails is None else (d_tails.shape[1], d_tails.shape[3])
     plan.launch(
@@ -884,17 +930,17 @@ def _curve_gradient(
     return found
 
 
-def grid_of(plan: Plan, call: Arguments, blocks: int, heads: int) -> tuple[int, ...]:
+def grid_of(plan: Plan, args: Arguments, blocks: int, heads: int) -> tuple[int, ...]:
     """The grid of a kernel with a program for every block of every head (program_of in tile.py).
 
     In a causal call some blocks are long and some short. If one head followed another, a program
     that starts last could be the longest, and most of the GPU would wait for it. So heads take
     turns: the longest block of each, then the next. CACHE_PARTS limits the heads that take turns.
     """
-    kind, sizes = call.kind, call.sizes
+    kind, sizes = args.kind, args.sizes
     if not kind.CAUSAL or kind.BEFORE or kind.FAR or blocks > MOST_BLOCKS:
         return (blocks, heads)
-    of_head = max(sizes.n_q, sizes.n_k) * (kind.D + kind.D_V) * call.q.ptr.dtype.itemsize
+    of_head = max(sizes.n_q, sizes.n_k) * (kind.D + kind.D_V) * args.q.ptr.dtype.itemsize
     most = max(1, min(heads, cache_bytes(plan.device) // CACHE_PARTS // of_head))
     in_turn = next(count for count in range(most, 0, -1) if heads % count == 0)
     return (in_turn, blocks, heads // in_turn)
@@ -911,7 +957,7 @@ def _arguments(
     q, k, v, inputs, numbers = task[:5]
     (_, h, n_q, d), (_, h_kv, n_k, d_v) = q.shape, v.shape
     tails, table, per_row = inputs.tails, inputs.table, task.per_row
-    causal, biased = numbers.after == 0, task.band_shape is not None
+    causal, biased = numbers.causal, task.band_shape is not None
     last, value_last = (a.last_place(x, numbers) for x in (task.reach, task.value_reach))
     product_last = 0 if task.product is None else last
     kind = a.Kind(
@@ -976,11 +1022,11 @@ def _arguments(
         tiling.TileKind(
             d,
             n_q,
-            by_row=per_row or table is not None,
+            row_lookup=per_row or table is not None,
             near_alone=task.far is not None,
             causal=causal,
             sloped=numbers.slopes,
-            own_band=per_row,
+            per_row=per_row,
         ),
     )
 

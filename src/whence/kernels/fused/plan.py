@@ -53,9 +53,9 @@ def _public_empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch
 
 # torch.compile's code allocates with `_empty_strided_cuda`, which bypasses the dispatcher and takes
 # half the time. It is private to PyTorch, so a public function replaces it where it is missing.
-_COMPILED: Any = torch._C._dynamo.guards
-if not hasattr(_COMPILED, "_empty_strided_cuda"):
-    _COMPILED = SimpleNamespace(_empty_strided_cuda=_public_empty)
+_ALLOCATOR: Any = torch._C._dynamo.guards
+if not hasattr(_ALLOCATOR, "_empty_strided_cuda"):
+    _ALLOCATOR = SimpleNamespace(_empty_strided_cuda=_public_empty)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -126,7 +126,7 @@ class Launch(NamedTuple):
 # group of arguments. `values` holds what kernels get, on a GPU addresses; `tensors` is for PyTorch.
 Step = Callable[[list[Any], list[Any], int], None]
 Getter = Callable[[list[Any]], Any]  # a group of arguments, from `values`
-Compiled = Callable[[], Any]  # the kernel that Triton compiles, or has compiled
+Compile = Callable[[], Any]  # the kernel that Triton compiles, or has compiled
 
 
 class Plan:
@@ -145,7 +145,7 @@ class Plan:
         # (stream, step): "main", "side", or "joined", the main stream after it waited for the side
         self._steps: list[tuple[str, Step]] = []
         # By the place of a step: the kernel that it starts, the grid and what picks the arguments.
-        self._compiled: dict[int, tuple[Compiled, tuple[int, ...], Getter]] = {}
+        self._compiled: dict[int, tuple[Compile, tuple[int, ...], Getter]] = {}
         self._sided = False  # whether a step is on the second stream
         self._as_tensor = set[int]()  # places of slots that are given to PyTorch
         self.results: tuple[Slot | None, ...] = ()
@@ -242,7 +242,7 @@ class Plan:
             self._steps.append((stream, interpreted))
             return
         rest = [constants[name] for name in kernel.arg_names[len(groups) :]]
-        pick = itemgetter(*places, *[self._constant(x) for x in rest])
+        pick = itemgetter(*places, *[self._new_place(x) for x in rest])
         compiled = functools.partial(kernel.warmup, *groups, grid=whole, **constants, **options)
         self._compiled[len(self._steps)] = (compiled, whole, pick)
         self._steps.append((stream, _not_compiled))
@@ -250,7 +250,7 @@ class Plan:
     def returns(self, *results: Slot | None) -> None:
         """End the plan: `run` returns these slots; all other memory becomes one workspace."""
         self.results = results
-        self._result_places = [self._constant(None) if x is None else x.index for x in results]
+        self._result_places = [self._new_place(None) if x is None else x.index for x in results]
         if self._on_gpu:
             kept = self._as_tensor.union(self._result_places)
             workspace = self._merged([place for place in self._rooms if place not in kept])
@@ -300,7 +300,7 @@ class Plan:
         tensors[: self._n_given] = given
         values[: self._n_given] = [None if x is None else x.data_ptr() for x in given]
         for place, shape, strides, dtype, zeros in self._allocated:
-            tensors[place] = x = _COMPILED._empty_strided_cuda(shape, strides, dtype)
+            tensors[place] = x = _ALLOCATOR._empty_strided_cuda(shape, strides, dtype)
             values[place] = x.data_ptr()
             if zeros:
                 x.zero_()
@@ -358,10 +358,13 @@ class Plan:
         return [*found, f"{self.workspace:,} bytes of workspace"]
 
     def _slot(self, room: Room) -> Slot:
-        return Slot(self._constant(None), room.shape, room.strides, room.dtype)
+        return Slot(self._new_place(None), room.shape, room.strides, room.dtype)
 
     def _merged(self, places: Sequence[int], at_least: int = 0) -> Slot | None:
-        """A slot of at least so many bytes that holds the slots at these places; None for 0."""
+        """A slot of at least so many bytes that holds the slots at these places; None for 0.
+
+        They then have no memory of their own any more.
+        """
         rooms = {place: self._rooms.pop(place) for place in places}
         if not rooms and not at_least:
             return None
@@ -381,15 +384,15 @@ class Plan:
         if isinstance(argument, Slot):
             return argument.index
         if not _has_slot(argument):
-            return self._constant(argument)
+            return self._new_place(argument)
         if argument not in self._groups:
             get = _tuple_of([self._place(part) for part in argument])
             if not self._on_gpu:  # a compiled kernel takes a tuple; the interpreter needs names
                 get = _named(type(argument), get)
-            self._groups[argument] = (self._constant(None), get)
+            self._groups[argument] = (self._new_place(None), get)
         return self._groups[argument][0]
 
-    def _constant(self, value: object) -> int:
+    def _new_place(self, value: object) -> int:
         self._constants.append(value)
         return len(self._constants) - 1
 
@@ -398,7 +401,18 @@ Found = TypeVar("Found")
 
 
 class Plans:
-    """What was made for each signature so far. Beyond a maximum the oldest is dropped."""
+    """What was made for each signature so far. Beyond a maximum the oldest is dropped.
+
+    The first entry of a signature says what was made:
+
+    "attend"               Ready, for arguments of `attend` (backend.py)
+    "call"                 Ready, for a call that was checked (lag_attention in function.py)
+    "output"               the plan of the output
+    "near output"          the same, with a plain kernel's results for the far keys
+    "gradients"            the plan of the gradients
+    "gradients elsewhere"  the same, of tensors that were copied or with a plain kernel's gradients
+    "turn"                 the plan of a rotation (kernels/rotary.py)
+    """
 
     def __init__(self, most: int = MOST_PLANS) -> None:
         self.most = most

@@ -137,7 +137,6 @@ def backward(
     if call.inputs.table is not None:
         d_tables = plan.empty((runs, h, value_last + 1, v.shape[3]), torch.float32)
     sizes = _sizes(q, k, call)
-    triangle, with_factor = _triangular(call), d_factors is not None
     parts = 2
     if call.inputs.table is not None:
         parts = mass_parts(q, k, call.inputs.table, call.numbers)
@@ -151,7 +150,13 @@ def backward(
         stages=cut.stages,
         KIND=_kind(q, k, v, call, tokens),
         TILE=tile._replace(STAGES=cut.stages),
-        SHORT=Short(blocks, run, diagonals is not None, triangle, with_factor, parts),
+        SHORT=Short(
+            *(blocks, run),
+            DIAGONALS=diagonals is not None,
+            TRIANGLE=False,
+            FACTOR=d_factors is not None,
+            PARTS=parts,
+        ),
     )
     band, tails = call.inputs.band, call.inputs.tails
     d_band = d_tails = d_factor = d_table = None
@@ -160,7 +165,7 @@ def backward(
     if diagonals is not None and wanted.tails and tails is not None:
         d_tails = _tails_gradient(plan, diagonals, tails, sizes, tile)
     if call.product is not None and wanted.factor:
-        factor = call.product.table
+        factor = call.product.factor
         if d_factors is not None:
             d_factor = table_sum(plan, d_factors, factor)
         else:  # one lag: one number for all keys, which does not change a softmax
@@ -266,6 +271,7 @@ def _as_triangle(q: Any, k: Any, v: Any, call: ShortCall) -> bool:
 
 
 def _warps(cells: int) -> int:
+    """Warps for a tile of so many cells: a thread holds at most 64 of them."""
     return 8 if cells > 8192 else 4 if cells > 2048 else 2 if cells > 512 else 1
 
 
@@ -286,7 +292,7 @@ def _has_tables(call: ShortCall) -> bool:
 
 def _lasts(call: ShortCall) -> tuple[int, int]:
     """The last place of a product's table and of a value table that a query sees, or 0."""
-    factor = None if call.product is None else call.product.table
+    factor = None if call.product is None else call.product.factor
     reaches = (0 if x is None else x.shape[1] // 2 for x in (factor, call.inputs.table))
     last, value_last = (a.last_place(reach, call.numbers) for reach in reaches)
     return last, value_last
@@ -300,7 +306,7 @@ def _tile(cut: Cut, n_q: int, n_k: int) -> a.Tile:
 
 def _triangular(call: ShortCall) -> bool:
     """Whether row i attends to no key beyond i."""
-    return bool(call.numbers.after == 0 and call.numbers.q_start <= 0)
+    return bool(call.numbers.causal and call.numbers.q_start <= 0)
 
 
 def _operands(q: Any, k: Any, v: Any, call: ShortCall) -> Operands:
@@ -322,7 +328,7 @@ def _sizes(q: Any, k: Any, call: ShortCall) -> a.Sizes:
     band, numbers, table = call.inputs.band, call.numbers, call.inputs.table
     reach = 0 if band is None else band.shape[-1] // 2
     if call.product is not None:
-        reach = call.product.table.shape[1] // 2
+        reach = call.product.factor.shape[1] // 2
     return a.Sizes(
         n_q=q.shape[2],
         n_k=k.shape[2],
@@ -357,7 +363,7 @@ def _kind(q: Any, k: Any, v: Any, call: ShortCall, tokens: bool) -> a.Kind:
         VALUES=inputs.table is not None,
         BEFORE=numbers.before >= 0,
         AFTER=numbers.after >= 0,
-        CAUSAL=numbers.after == 0,
+        CAUSAL=numbers.causal,
         KEYS=inputs.keys is not None,
         SEGMENTS=inputs.q_segment is not None,
         DROPOUT=numbers.dropout > 0,

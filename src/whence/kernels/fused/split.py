@@ -1,4 +1,4 @@
-"""The second fused strategy: a vendor's plain kernel for the far keys, ours for the near ones.
+"""The split: a vendor's plain kernel takes the far keys, and our kernels take the near ones.
 
 For a bias that is constant beyond a finite reach, far attention is plain attention: keys at
 lag <= -start are causal attention of q[start:] on k[:-start], and those at lag >= start the same of
@@ -64,7 +64,7 @@ LN2 = 0.6931471805599453
 def near_numbers(numbers: Numbers) -> Numbers:
     """The numbers of the near part: the same call with a window of |lag| < far."""
     limit = numbers.far - 1
-    return numbers._replace(before=limit, after=0 if numbers.after == 0 else limit)
+    return numbers._replace(before=limit, after=0 if numbers.causal else limit)
 
 
 def far_attention(q: Tensor, k: Tensor, v: Tensor, numbers: Numbers) -> Far:
@@ -74,7 +74,7 @@ def far_attention(q: Tensor, k: Tensor, v: Tensor, numbers: Numbers) -> Far:
     right, right_lse = None, None
     tokens = by_token(q)
     with Beside(q.device) as beside:
-        if numbers.after != 0:
+        if not numbers.causal:
             right, right_lse = plain.forward(*_reversed(q, k, v, start), numbers.scale)
             right, right_lse = packed(right, tokens), _flat(right_lse)
     left, left_lse = plain.forward(q[:, :, start:], k[:, :, :m], v[:, :, :m], numbers.scale)
@@ -101,7 +101,7 @@ def far_gradients(
         first, last = inputs.table[:, 0].contiguous(), inputs.table[:, -1].contiguous()
     right = None
     with Beside(q.device) as beside:
-        if numbers.after != 0:
+        if not numbers.causal:
             d_room, room = (empty_rows(out[:, :, :m].shape, out, tokens) for _ in range(2))
             found = plain.backward(
                 copied(d_out, 0, d_room, reverse=True),
@@ -112,7 +112,9 @@ def far_gradients(
             )
             right = _all_packed(found, tokens)
     d_left_out, left_out = d_out[:, :, start:], out[:, :, start:]
-    if first is not None:  # with the usual strides of d_out, or else cuDNN copies the tensor
+    # It lies within a whole output, so that it has the strides that d_left_out usually has: cuDNN
+    # would copy a tensor with others.
+    if first is not None:
         left_out = copied(out, start, torch.empty_like(out)[:, :, start:], minus=first)
     left = plain.backward(
         d_left_out,

@@ -40,7 +40,7 @@ def product_gradients(
 
     `chained` as in Plan.launch.
     """
-    query, table = product.query, product.table
+    query, table = product.query, product.factor
     if d_band is None:  # one lag: one number for all keys, which does not change a softmax
         d_query = None if query is None else plan.zeros(query.shape, query.dtype)
         return d_query, plan.zeros(table.shape, torch.float32)
@@ -73,7 +73,13 @@ def table_gradient(
 ) -> Any:
     """The gradient of a value table: the sum over rows of mass^T d_out, in the table's shape."""
     return _product_gradient(
-        *(plan, mass, None, d_out, table, 1.0, None),
+        plan,
+        mass,
+        None,  # every cell was written
+        d_out,  # in the place of a query
+        table,
+        1.0,
+        None,  # no gradient of d_out
         added=False,
         table_too=True,
         parts=parts,

@@ -71,7 +71,7 @@ TABLE = {  # by compute capability; only that of the H200 was measured
         },
     ),
 }
-INTERPRETED = TileSet(Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), 16)
+INTERPRETER_TILES = TileSet(Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), Tiles(16, 16, 1, 1), 16)
 SMALLEST = 16  # the side of the smallest tile of a tensor core
 
 
@@ -155,7 +155,7 @@ def lookup(
     GPU's tiles are first asked for, and not again.
     """
     if device.type != "cuda":  # Triton's interpreter
-        return INTERPRETED
+        return INTERPRETER_TILES
     gpu = gpu_of(device)
     rows = read_all(path or default_path()).get(gpu_key(gpu.name, gpu.capability), {})
     return tuned(width, dtype, rows) or built_in(width, dtype, gpu.capability, gpu.shared)
@@ -220,11 +220,11 @@ class TileKind(NamedTuple):
 
     d: int
     n: int
-    by_row: bool  # every row has a band or tails of its own, or there is a value table
+    row_lookup: bool  # every row has a band or tails of its own, or there is a value table
     near_alone: bool  # a plain kernel takes the far keys
     causal: bool
     sloped: bool
-    own_band: bool = False  # every row has a band or tails of its own (Task.per_row)
+    per_row: bool = False  # every row has a band or tails of its own (Task.per_row)
     tail_sums: bool = False  # backward also sums over what is near and belongs to a tail
     striped: bool = False  # the key kernel also sums the diagonals of a shared band
     limited: bool = False  # a key kernel with few rows is faster with a limit of registers
@@ -232,20 +232,20 @@ class TileKind(NamedTuple):
 
 def forward_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and keys a near step."""
-    near_rows = kind.near_alone and kind.by_row
-    if kind.near_alone or kind.by_row:
+    near_rows = kind.near_alone and kind.row_lookup
+    if kind.near_alone or kind.row_lookup:
         tiles = _at_most(tiles, 64, 32 if near_rows else 64)
     elif kind.d <= 64 and (kind.causal or kind.sloped or kind.n <= MIDDLE):
         tiles = _at_most(tiles, 64, 64)
     if near_rows or (kind.near_alone and kind.d > 64):
         tiles = tiles._replace(stages=min(tiles.stages, 2))
         return tiles, tiles.keys
-    return tiles, min(tiles.keys, NEAR) if kind.by_row else tiles.keys
+    return tiles, min(tiles.keys, NEAR) if kind.row_lookup else tiles.keys
 
 
 def query_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
     """Tiles, and keys a near step."""
-    if kind.by_row:
+    if kind.row_lookup:
         tiles = _at_most(tiles, 64, 64 if _long_product(kind) else 32)
         return tiles, tiles.keys
     # Half of a diagonal tile is masked out; sums of tails take registers.
@@ -263,18 +263,18 @@ def key_tiles(tiles: Tiles, kind: TileKind) -> tuple[Tiles, int]:
 
     Where diagonals of a shared band are summed, near and far tiles have the same number of rows.
     """
-    unequal = kind.own_band and not kind.near_alone
+    unequal = kind.per_row and not kind.near_alone
     most = SHORT
     if kind.striped and kind.causal:
         most = BRIEF if kind.limited else 0
     few_rows = kind.n <= most and not kind.near_alone
-    if (kind.by_row and not unequal) or few_rows:
+    if (kind.row_lookup and not unequal) or few_rows:
         tiles = tiles._replace(rows=min(tiles.rows, 32))
     # Near tiles alone are few, and want small steps, unless they also sum diagonals.
     shrink = kind.near_alone and not (kind.striped and kind.d <= 64)
-    if shrink and kind.d <= 64 and not kind.by_row:
+    if shrink and kind.d <= 64 and not kind.row_lookup:
         tiles = tiles._replace(stages=1)
-    small = shrink or (kind.by_row and not _long_product(kind)) or kind.d > 64
+    small = shrink or (kind.row_lookup and not _long_product(kind)) or kind.d > 64
     near = min(tiles.rows, NEAR) if small else tiles.rows
     return tiles._replace(rows=near) if kind.striped else tiles, near
 
@@ -285,7 +285,7 @@ def _long_product(kind: TileKind) -> bool:
     They are few in a long causal call. In whole tiles a thread has registers enough for them.
     """
     long = kind.n > SHORT and kind.n % 64 == 0 and kind.d <= 64
-    return kind.own_band and kind.causal and long and not kind.near_alone
+    return kind.per_row and kind.causal and long and not kind.near_alone
 
 
 def _at_most(tiles: Tiles, rows: int, keys: int) -> Tiles:
@@ -323,8 +323,8 @@ def share_tiles(width: int, dtype: torch.dtype, most_keys: int, most_stages: int
 def shares(n_k: int, key_heads: int, slots: int, tile: int) -> tuple[int, int]:
     """The number of shares and the keys of each, so that `slots` programs are busy to the end."""
     count = max(1, min(_even(key_heads, slots), n_k // (2 * tile)))
-    share = -(-n_k // (count * tile)) * tile
-    return -(-n_k // share), share
+    share = ceil_div(n_k, count * tile) * tile
+    return ceil_div(n_k, share), share
 
 
 @functools.cache
@@ -332,7 +332,7 @@ def _even(heads: int, slots: int) -> int:
     """The number of shares of a head that leaves the fewest of `slots` programs idle at the end."""
 
     def cost(count: int) -> float:
-        rounds = -(-heads * count // slots)
+        rounds = ceil_div(heads * count, slots)
         return rounds / count + OVERHEAD * count
 
     return min(range(1, MOST_SHARES + 1), key=cost)

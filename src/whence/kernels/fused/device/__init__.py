@@ -39,10 +39,11 @@ so that no kernel needs atomics and every sum has a fixed order:
    which it writes beside the log-sum-exp for the others, d_band of a row's own band, d_tails.
 2. d_band.py, by block-diagonals: the gradient of a band that all rows share.
 3. key_kernel, by blocks of keys: dK and dV. Where a block of keys meets few rows (up to 2,048
-   tokens, in a window, or beside a plain kernel), it also sums dS by lag within small stripes of
-   keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU every warp sums the
-   stripe that it holds (store_stripes), elsewhere all warps together (stripe_sums). Where there is
-   room, the sums stay in shared memory until the last tile (store_held).
+   tokens, or in a window of at most 752 lags, also beside a plain kernel), it also sums dS by lag
+   within small stripes of keys, which d_band.py adds up; step 2 is then left out. On a Hopper GPU
+   every warp sums the stripe that it holds (store_stripes), elsewhere all warps together
+   (stripe_sums). Where there is room, the sums stay in shared memory until the last tile
+   (store_held).
 
 In half precision on a Hopper GPU, a warp of either kernel loads what its next near tile needs of a
 band without tails one tile ahead (BandLine in band.py; `_lines` in launch.py says when). Forward

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 class Bias(NamedTuple):
     """The band, how far it reaches in each head, and its tails."""
 
-    band: Any  # float32 [b, h, q, lag]: laid out (band.py), or in decoding as the caller gave it
+    band: Any  # float32 [b, h, q, lag]: laid out (band.py), or with RAW_BAND as the caller gave it
     extent: Any  # int32 [h]: the largest |lag| at which the band is not 0
     tails: Any  # float32 [4, b, h, q]: left constant, left slope, right constant, right slope
     band_b: Any  # strides
@@ -65,7 +65,11 @@ class Product(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The three parameters [h, count] of a lag curve, or their gradients."""
+    """The parameters of a curve, or their gradients; None for those that the curve does not use.
+
+    `count` is the last axis of the first one: the Gaussians of a head, or the heads of slopes and
+    of a table of buckets.
+    """
 
     first: Any
     second: Any
@@ -98,9 +102,8 @@ class Output(NamedTuple):
 
     out: Any  # [b, h, q, d_v]
     residual: Any  # float16, in the layout of out: its rounding error times RESIDUAL_SCALE
-    lse: (
-        Any  # float32 [b, h, q] in base 2; in base e two numbers, [2, b, h, q] (row_lse in tile.py)
-    )
+    # float32 [b, h, q] in base 2; in base e two numbers, [2, b, h, q] (row_lse in tile.py)
+    lse: Any
     mass: Any  # float32 [b, h, q, lag]: probability mass of the value table's visible lags
 
 
@@ -189,7 +192,9 @@ class Kind(NamedTuple):
     BLOCK_DV: int
     GROUPS: int  # query heads of one key head
     BAND: bool
-    RAW_BAND: bool  # the band is not laid out, and a tile has rows of several heads (decoding)
+    # The band is read as the caller gave it: by the kernels that lay it out, and in decoding, where
+    # a tile has rows of several heads.
+    RAW_BAND: bool
     EXTENT: bool
     TAILS: bool
     SLOPES: bool  # some tail is not constant
@@ -209,7 +214,7 @@ class Kind(NamedTuple):
     LAST: int  # the last place of a product's row: that of lag `reach`, or of lag 0 if causal
     VALUE_LAST: int  # the last place of a row of masses, likewise
     MARGIN: int  # numbers around a matrix [row, lag] that near tiles read (row_numbers in tile.py)
-    LAGS: int  # lags in one step of a product with a table
+    LAGS: int  # lags in one step of a product with a table; in short kernels, all of its lags
     # If it is not 0, all kernels of backward decide what is near for the same squares of this side,
     # and near cells of a tail are summed with the band's diagonals. If 0, each uses its own tiles.
     GRAIN: int = 0
@@ -267,7 +272,7 @@ def product_of(q: Any, product: Any) -> Product | None:
     query = product.query
     if query is None and q.shape[-1] > 64:  # read in pieces
         query = q
-    table = Table(product.table, *strides_of(product.table, 0))
+    table = Table(product.factor, *strides_of(product.factor, 0))
     return Product(rows_of(query), table, product.scale)
 
 
@@ -280,7 +285,7 @@ def strides_of(x: Any, *axes: int) -> tuple[int, ...]:
 
 def last_place(reach: int, numbers: Any) -> int:
     """The last place of a row of lags from -reach on: that of lag 0 in a causal call."""
-    return reach if numbers.after == 0 else 2 * reach
+    return reach if numbers.causal else 2 * reach
 
 
 def precision_of(q: Any) -> str:

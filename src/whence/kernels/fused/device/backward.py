@@ -225,8 +225,8 @@ def query_kernel(
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,  # correct dS so that every row sums to zero
     TWICE: tl.constexpr,  # ... in this kernel too, by an additional first pass over the keys
-    D_LAST: tl.constexpr,  # the last place of a row of d_band, with ENDS
-    ENDS: tl.constexpr,  # the tails are the ends of the band: their gradient goes there
+    D_LAST: tl.constexpr,  # the last place of a row of d_band, with D_ENDS
+    D_ENDS: tl.constexpr,  # the tails are the ends of the band: their gradient goes there
     KEY_ROWS: tl.constexpr,  # rows of a far tile of the key kernel
 ):
     """One block of query rows of one head.
@@ -246,7 +246,7 @@ def query_kernel(
     pdl_wait(KIND.CHAINED)
     sizes = sizes_of(numbers, n_q, n_k, q_start, reach, edge)
     ROWS: tl.constexpr = TILE.ROWS
-    TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
+    TAIL_SUMS: tl.constexpr = D_ENDS or gradients.d_tails is not None
     program = program_of(TILE)
     block = longest_first(program, KIND)
     bh = wide(program.head)
@@ -283,7 +283,7 @@ def query_kernel(
     tl.store(pair + 1, delta, mask=there)
     tails = load_tails(bias, b, h, index, there, KIND)
     head = head_of(bias, visible, seed, b, h, sizes, KIND)
-    head = head_from(head, first_row, index, columns(tails, KIND), sizes, KIND, False)
+    head = head_from(head, first_row, index, columns(tails, KIND), sizes, KIND, BY_KEYS=False)
     rows = RowBlock(block * ROWS, r, there, tails)
     d_mass_ptr = statistics.d_mass
     d_left_mass = 0.0
@@ -310,7 +310,7 @@ def query_kernel(
     keys = key_range(block, near_reach_of(bias, h, sizes, KIND), sizes, KIND, TILE)
     d_band = gradients.d_band
     if d_band is not None:
-        d_band += (bh * sizes.n_q + first_row) * (D_LAST + 1 if ENDS else 2 * sizes.reach + 1)
+        d_band += (bh * sizes.n_q + first_row) * (D_LAST + 1 if D_ENDS else 2 * sizes.reach + 1)
     d_mass = MassGradient(d_mass_ptr, d_left_mass, d_right_mass)
     if KIND.VALUES:
         d_left, d_right = tl.expand_dims(d_left_mass, 1), tl.expand_dims(d_right_mass, 1)
@@ -340,7 +340,7 @@ def query_kernel(
                     TILE,
                     BALANCED,
                     D_LAST,
-                    ENDS,
+                    D_ENDS,
                     output.mass is None,
                     REGION,
                 )
@@ -369,7 +369,7 @@ def query_kernel(
     if TAIL_SUMS:
         store_tail_gradients(
             *(of_rows, sums, output.mass, bh, block, place, r, there, program, sizes),
-            *(KIND, D_LAST, ENDS),
+            *(KIND, D_LAST, D_ENDS),
         )
 
 
@@ -387,7 +387,7 @@ def store_tail_gradients(
     sizes,
     KIND: tl.constexpr,
     D_LAST: tl.constexpr,
-    ENDS: tl.constexpr,
+    D_ENDS: tl.constexpr,
 ):
     """Stores the gradients of the tails, corrected for the imbalance of dS, of a block of rows."""
     left_mass, right_mass = sums.left_mass, sums.right_mass
@@ -402,25 +402,25 @@ def store_tail_gradients(
     if KIND.SLOPES:
         d_left_slope -= sums.imbalance * sums.left_distance
         d_right_slope -= sums.imbalance * sums.right_distance
-    if ENDS:
+    if D_ENDS:
         end = gradients.d_band + r * (D_LAST + 1)
         tl.store(end, d_left, mask=there)
         if not KIND.CAUSAL:
             tl.store(end + D_LAST, d_right, mask=there)
     elif KIND.PER_ROW:
-        kind = program.heads * sizes.n_q
+        stride = program.heads * sizes.n_q
         d_tails = gradients.d_tails + place
         tl.store(d_tails, d_left, mask=there)
-        tl.store(d_tails + kind, d_left_slope, mask=there)
-        tl.store(d_tails + 2 * kind, d_right, mask=there)
-        tl.store(d_tails + 3 * kind, d_right_slope, mask=there)
+        tl.store(d_tails + stride, d_left_slope, mask=there)
+        tl.store(d_tails + 2 * stride, d_right, mask=there)
+        tl.store(d_tails + 3 * stride, d_right_slope, mask=there)
     else:
-        kind = program.heads * program.blocks
+        stride = program.heads * program.blocks
         d_tails = gradients.d_tails + bh * program.blocks + block
         tl.store(d_tails, tl.sum(d_left, 0))
-        tl.store(d_tails + kind, tl.sum(d_left_slope, 0))
-        tl.store(d_tails + 2 * kind, tl.sum(d_right, 0))
-        tl.store(d_tails + 3 * kind, tl.sum(d_right_slope, 0))
+        tl.store(d_tails + stride, tl.sum(d_left_slope, 0))
+        tl.store(d_tails + 2 * stride, tl.sum(d_right, 0))
+        tl.store(d_tails + 3 * stride, tl.sum(d_right_slope, 0))
 
 
 @triton.jit
@@ -545,13 +545,13 @@ def summed_keys(
     TILE: tl.constexpr,
     BALANCED: tl.constexpr,
     D_LAST: tl.constexpr,
-    ENDS: tl.constexpr,
+    D_ENDS: tl.constexpr,
     MASSES: tl.constexpr,  # the masses of the tails are not known from forward
     REGION: tl.constexpr,
 ):
     """The sums after the keys of one region; near tiles store dS by lag if every row has a band."""
     BLOCK: tl.constexpr = TILE.NEAR if REGION == 1 else TILE.KEYS
-    TAIL_SUMS: tl.constexpr = ENDS or gradients.d_tails is not None
+    TAIL_SUMS: tl.constexpr = D_ENDS or gradients.d_tails is not None
     LEFT_REST: tl.constexpr = not KIND.FAR  # see empty_sums
     (
         d_q,
@@ -567,14 +567,15 @@ def summed_keys(
     ) = sums
     start, stop = region_of(keys, REGION)
     reach = sizes.reach  # within it there is no tail
-    if ENDS:
+    if D_ENDS:
         reach = reach_of(D_LAST, KIND.CAUSAL) - 1
     c = tl.arange(0, BLOCK)
     d = tl.arange(0, KIND.BLOCK_D)
     d_v = tl.arange(0, KIND.BLOCK_DV)
     r = rows.r[:, None]
     first_row = rows.first_row
-    # A far tile's sum belongs to the row and to its tail: it is added to both after the last tile.
+    # dS and weights of a far tile belong to the row and to its tail. They are summed here and added
+    # to both after the last tile.
     mass = tl.zeros_like(imbalance)
     d_row = imbalance
     if REGION != 1:
@@ -617,7 +618,7 @@ def summed_keys(
         if gradients.d_band is not None and REGION == 1:
             zero = block - (first_row + sizes.q_start) + sizes.reach
             there = (first_row + r < sizes.n_q) & (cols < sizes.n_k)[None, :]
-            if ENDS:
+            if D_ENDS:
                 store_between_ends(
                     *(gradients.d_band, d_logits, lag, zero, r, c[None, :], there),
                     *(D_LAST, KIND.CAUSAL, TILE.EVEN),
@@ -631,7 +632,7 @@ def summed_keys(
             mass += part_sums(weights)
         if TAIL_SUMS and REGION == 1 and KIND.GRAIN == 0:
             in_left = lag < -reach
-            if ENDS:
+            if D_ENDS:
                 d_left += part_sums(where_negative(lag + reach, d_logits))
             else:
                 d_left += part_sums(tl.where(in_left, d_logits, 0.0))
@@ -853,11 +854,7 @@ def summed_rows(
     d_k, d_v = sums
     head = queries.head
     bh = queries.b * sizes.n_heads + queries.h
-    start, stop = rows.near_stop, rows.high
-    if REGION == 1:
-        start, stop = rows.near_start, rows.near_stop
-    if REGION == 2:
-        start, stop = rows.low, rows.near_start
+    start, stop = region_of(rows, 2 - REGION)  # rows after these keys see them far to the left
     pairs = statistics.lse_delta + bh * sizes.n_q * 2
     if PREPARED:  # the query kernel included the constants of the tails and the table's ends
         count = program.heads * queries.groups * sizes.n_q
@@ -889,9 +886,9 @@ def summed_rows(
             unfinished = tl.zeros([STRIPES, BLOCK], dtype=tl.float32)
     NEAR_BAND: tl.constexpr = KIND.BAND and REGION == 1
     LINES: tl.constexpr = NEAR_BAND and TILE.LINES
-    first_key = keys.first - (sizes.q_start + (BLOCK - 1))
+    first_lag = keys.first - (sizes.q_start + (BLOCK - 1))
     if LINES:
-        line = first_line(head, first_key - start, sizes, TILE.KEYS, True)
+        line = first_line(head, first_lag - start, sizes, TILE.KEYS, True)
     for block in tl.range(start, stop, BLOCK, num_stages=TILE.STAGES):
         index = block + r
         first_row = wide(block)
@@ -933,13 +930,15 @@ def summed_rows(
                 left, right = end_gradients(d_mass.ptr, r[None, :], there[None, :], KIND)
                 d_mass = MassGradient(d_mass.ptr, left, right)
         place = Place(block, r[None, :], keys.first, c)
-        of_rows = head_from(head, first_row, index, tails, sizes, KIND, True)
+        of_rows = head_from(head, first_row, index, tails, sizes, KIND, BY_KEYS=True)
         tile_bias = 0.0
         if LINES:
             tile_bias = line_bias(line, place, True)
             line = next_line(line, -BLOCK)
         elif NEAR_BAND:  # loaded before the products, as in summed_keys
-            tile_bias = near_bias(of_rows, place, there[None, :], sizes, KIND, TILE.EVEN, False)
+            tile_bias = near_bias(
+                of_rows, place, there[None, :], sizes, KIND, TILE.EVEN, OWN_BAND=False
+            )
             tile_bias = read_by_now(tile_bias)
         dropped, _, d_logits = tile_gradient(
             of_tile,

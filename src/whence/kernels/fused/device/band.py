@@ -17,10 +17,13 @@ constants:
     extent_of(h, reach, parameters, COUNT)      the |lag| beyond which it is exactly 0
     tails_of(h, reach, parameters)              left constant and slope, right constant and slope
 
-COUNT is the power of two that holds `parameters.count`. A curve that has no extent or no tails has
-None in their place. A gradient kernel takes the gradient of the band, summed over everything that
-shares it, and that of the tails in parts: for `batches` times `blocks` parts of the call's rows,
-and, where a curve has constant tails, for `beyond` lags on either side of d_band.
+COUNT is `parameters.count`, rounded up to a power of two. A curve without an extent or without
+tails has None in their place.
+
+All gradient kernels take the same arguments, and ignore those that their curve has no use for.
+d_band [h, 2 * (reach + beyond) + 1] is summed over everything that shares the band; its outermost
+`beyond` lags on either side belong to the tails (KIND.GRAIN). d_tails [4, batches, h, blocks] has a
+sum of the query kernel for each sequence and each block of rows, which are still to be added up.
 """
 
 from typing import Any, NamedTuple
@@ -85,19 +88,19 @@ def head_layout_kernel(
         cells = tl.load(band + (lag + reach), mask=inside, other=0.0)
     if KIND.TAILS:
         tails = bias.tails + b * bias.tail_b + h * bias.tail_h
-        kind = bias.tail_kind
+        stride = bias.tail_kind
         if CURVE_TAILS is not None:
             left, left_slope, right, right_slope = CURVE_TAILS(h, reach, parameters)
             if tl.program_id(0) == 0:
                 tl.store(tails, left)
-                tl.store(tails + kind, left_slope)
-                tl.store(tails + 2 * kind, right)
-                tl.store(tails + 3 * kind, right_slope)
+                tl.store(tails + stride, left_slope)
+                tl.store(tails + 2 * stride, right)
+                tl.store(tails + 3 * stride, right_slope)
         else:
             left = tl.load(tails)
-            left_slope = tl.load(tails + kind)
-            right = tl.load(tails + 2 * kind)
-            right_slope = tl.load(tails + 3 * kind)
+            left_slope = tl.load(tails + stride)
+            right = tl.load(tails + 2 * stride)
+            right_slope = tl.load(tails + 3 * stride)
         distance = tl.abs(lag).to(tl.float32)
         left = left + left_slope * distance
         right = right + right_slope * distance
@@ -305,10 +308,10 @@ def gaussians_at(h, lag, reach, parameters, COUNT: tl.constexpr):
 def gaussians_extent(h, reach, parameters, COUNT: tl.constexpr):
     """The extent of head h as GaussianSum has it, at most the reach."""
     a, w, u, there = _gaussians_of(h, parameters, COUNT)
-    edge = tl.where(there, w * (tl.abs(u) + WIDTHS_TO_ZERO) * SLACK, 0.0)
+    last = tl.where(there, w * (tl.abs(u) + WIDTHS_TO_ZERO) * SLACK, 0.0)
     # With a NaN, which fails every comparison, or an infinite width, nothing may be cut off.
-    sound = (edge < reach) & (tl.abs(a) < float("inf"))
-    far = tl.max(tl.where(sound, edge, reach * 1.0), 0)
+    sound = (last < reach) & (tl.abs(a) < float("inf"))
+    far = tl.max(tl.where(sound, last, reach * 1.0), 0)
     return tl.minimum(tl.floor(far).to(tl.int32), reach)
 
 
@@ -333,14 +336,14 @@ def gaussians_gradient_kernel(
     a = tl.load(parameters.first + place) * SCALE
     w = _width(tl.load(parameters.second + place))
     u = tl.load(parameters.third + place) * SCALE
-    edge = tl.load(extent + h)
+    last = tl.load(extent + h)
     d_a = tl.zeros([BLOCK], dtype=tl.float32)
     d_w = tl.zeros([BLOCK], dtype=tl.float32)
     d_u = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(-edge, edge + 1, BLOCK):
+    for start in range(-last, last + 1, BLOCK):
         lag = start + tl.arange(0, BLOCK)
         cells = d_band + h * (2 * reach + 1) + lag + reach
-        d_f = tl.load(cells, mask=lag <= edge, other=0.0)
+        d_f = tl.load(cells, mask=lag <= last, other=0.0)
         scaled = lag.to(tl.float32) / w
         distance = scaled - u
         # They may be infinite where the Gaussian is 0, and 0 * inf is NaN.

@@ -68,12 +68,12 @@ def visited(extent, h, sizes, KIND: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def parts_of(low, high, most, room):
+def parts_of(low, high, most, capacity):
     """The number of shares of each of these block-diagonals, given the room for all shares."""
-    return tl.minimum(most, tl.maximum(room // tl.maximum(high - low + 1, 1), 1))
+    return tl.minimum(most, tl.maximum(capacity // tl.maximum(high - low + 1, 1), 1))
 
 
-@triton.jit(do_not_specialize=["room", *VARYING])
+@triton.jit(do_not_specialize=["capacity", *VARYING])
 def band_kernel(
     q,
     k,
@@ -83,8 +83,8 @@ def band_kernel(
     bias,
     visible,
     seed,
-    sums,  # float32 [batches of the band, heads, room, 2, block]
-    room,  # the number of shares of a head that `sums` has room for
+    sums,  # float32 [batches of the band, heads, capacity, 2, block]
+    capacity,  # the number of shares of a head that `sums` has room for
     batches,  # sequences of one program: all of them where they share the band, else one
     numbers,
     n_q,
@@ -104,7 +104,7 @@ def band_kernel(
     row_blocks = (sizes.n_q + BLOCK - 1) // BLOCK
     key_blocks = (sizes.n_k + BLOCK - 1) // BLOCK
     low, high = visited(bias.extent, h, sizes, KIND, BLOCK)
-    parts = parts_of(low, high, tl.num_programs(1), room)
+    parts = parts_of(low, high, tl.num_programs(1), capacity)
     if tl.program_id(1) >= parts:
         return
     r = tl.arange(0, BLOCK)
@@ -150,8 +150,10 @@ def band_kernel(
                 left, right = end_gradients(of_rows, r[:, None], there[:, None], KIND)
                 d_mass = MassGradient(of_rows, left, right)
             place = Place(first, r[:, None], first_key, r[None, :])
-            head = head_from(head, first_row, rows, tails, sizes, KIND, False)
-            bias_of_tile = near_bias(head, place, there[:, None], sizes, KIND, TILE.EVEN, False)
+            head = head_from(head, first_row, rows, tails, sizes, KIND, BY_KEYS=False)
+            bias_of_tile = near_bias(
+                head, place, there[:, None], sizes, KIND, TILE.EVEN, OWN_BAND=False
+            )
             _, _, d_logits = tile_gradient(
                 Queries(q_tile, d_tile, lse[:, None], norm, delta[:, None]),
                 k_tile,
@@ -162,7 +164,7 @@ def band_kernel(
                 d_mass,
                 sizes,
                 KIND,
-                1,
+                1,  # near
                 TILE.EVEN,
                 BY_KEYS=False,
                 PREPARED=False,
@@ -174,18 +176,18 @@ def band_kernel(
         turned = tl.gather(total, wrap % BLOCK, 1)
         upper = tl.sum(tl.where(wrap < BLOCK, turned, 0.0), 0)
         lower = tl.sum(tl.where(wrap < BLOCK, 0.0, turned), 0)
-        index = bh * room + (diagonal - low) * parts + tl.program_id(1)
+        index = bh * capacity + (diagonal - low) * parts + tl.program_id(1)
         out = sums + index * (2 * BLOCK)
         tl.store(out + r, upper)
         tl.store(out + BLOCK + r, lower)
 
 
-@triton.jit(do_not_specialize=["room", "first", "most", *VARYING])
+@triton.jit(do_not_specialize=["capacity", "first", "most", *VARYING])
 def collect_kernel(
     sums,
     d_band,  # float32 [batches of the band, heads, 2 * reach + 1]
     extent,
-    room,
+    capacity,
     first,  # the block-diagonal whose lags program 0 collects
     most,  # the most shares of a block-diagonal
     numbers,
@@ -202,14 +204,14 @@ def collect_kernel(
     bh = tl.program_id(1).to(tl.int64)
     diagonal = first + tl.program_id(0)
     low, high = visited(extent, bh % sizes.n_heads, sizes, KIND, BLOCK)
-    parts = parts_of(low, high, most, room)
+    parts = parts_of(low, high, most, capacity)
     t = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for part in range(0, parts):
         for STEP in tl.static_range(2):
             at = diagonal + STEP
             lane = at + 0 * t
-            index = bh * room + (at - low) * parts + part
+            index = bh * capacity + (at - low) * parts + part
             place = index * (2 * BLOCK) + STEP * BLOCK + t
             total += tl.load(sums + place, mask=(lane >= low) & (lane <= high), other=0.0)
     reach = sizes.reach

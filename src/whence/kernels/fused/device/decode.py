@@ -86,16 +86,16 @@ def share_kernel(
         near_reach = tl.maximum(near_reach, sizes.value_reach)
         mass += ((b * sizes.n_heads + h) * n_q * (KIND.VALUE_LAST + 1))[:, None]
     tails = load_tails(bias, b, h, row, there, KIND)
-    seen = 0
+    padding = 0
     if KIND.KEYS:
-        seen = visible.keys + b * visible.keys_b
+        padding = visible.keys + b * visible.keys_b
     q_segment = row
     k_segment = 0
     if KIND.SEGMENTS:
         of_rows = visible.q_segment + b * visible.q_segment_b + row
         q_segment = tl.load(of_rows, mask=there, other=-2)
         k_segment = visible.k_segment + b * visible.k_segment_b
-    head = Head(band, bias.band_q, columns(tails, KIND), seen, q_segment[:, None], k_segment, 0)
+    head = Head(band, bias.band_q, columns(tails, KIND), padding, q_segment[:, None], k_segment, 0)
     last = sizes.q_start + n_q - 1
     keys = share_range(share, near_reach, sizes, KIND, TILE)
     if CURVE_AT is not None:

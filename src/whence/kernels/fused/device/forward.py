@@ -93,7 +93,7 @@ def forward_kernel(
     edge,
     KIND: tl.constexpr,
     TILE: tl.constexpr,
-    PRODUCT: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
+    PRODUCT_D: tl.constexpr,  # head size of the product that the band is; 0 if the band is given
 ):
     """One block of query rows of one head."""
     pdl_wait(KIND.CHAINED)
@@ -118,14 +118,14 @@ def forward_kernel(
     )
     k_head = head_rows(k, b, h // KIND.GROUPS)
     v_head = head_rows(v, b, h // KIND.GROUPS)
-    if PRODUCT > 0:
+    if PRODUCT_D > 0:
         tails = product_band(
-            product, queries, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT
+            product, queries, bias, b, h, first_row, r, there, sizes, KIND, PRODUCT_D
         )
     else:
         tails = load_tails(bias, b, h, index, there, KIND)
     head = head_of(bias, visible, seed, b, h, sizes, KIND)
-    head = head_from(head, first_row, index, columns(tails, KIND), sizes, KIND, False)
+    head = head_from(head, first_row, index, columns(tails, KIND), sizes, KIND, BY_KEYS=False)
     rows = RowBlock(block * ROWS, r, there, tails)
     mass = result.mass
     if KIND.VALUES:
@@ -140,15 +140,15 @@ def forward_kernel(
                 state, queries, k_head, v_head, head, mass, rows, keys, sizes, KIND, TILE, REGION
             )
     safe = tl.where(state.total == 0.0, 1.0, state.total)
-    shares = safe
+    divisor = safe
     if KIND.DROPOUT:
-        shares = safe * (1.0 - sizes.dropout)
-    out = state.acc * (1.0 / shares)[:, None]
+        divisor = safe * (1.0 - sizes.dropout)
+    out = state.acc * (1.0 / divisor)[:, None]
     lse, norm = row_lse(state.top, state.total, KIND)
     if KIND.VALUES:
         of_head = table.ptr + h * table.stride_h
-        left_mass = state.left_mass / shares
-        right_mass = state.right_mass / shares
+        left_mass = state.left_mass / divisor
+        right_mass = state.right_mass / divisor
         if left_is_rest(KIND):
             left_mass = tl.where(state.total == 0.0, 0.0, 1.0)
         out = with_table(
@@ -250,7 +250,7 @@ def attended(
         if KIND.TAILS and REGION != 1 and slopes_by_cell(KIND):
             logits += far_cells(head.tails, place, sizes, REGION)
         elif KIND.TAILS and REGION != 1:
-            line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, False)
+            line = far_line(rows.tails, first - block, r, REGION, KIND.SLOPES, LEVEL=False)
             shift = line.shift
             if KIND.SLOPES and (KIND.PER_ROW or KIND.RAW_BAND):
                 logits += line.tilt[:, None] * c.to(tl.float32)[None, :]
@@ -399,7 +399,7 @@ def product_band(
         total = tl.zeros([r.shape[0], LAGS], dtype=tl.float32)
         for start in tl.static_range(0, D, PIECE):
             column = start + tl.arange(0, PIECE)[None, :]
-            part = piece
+            part = piece  # the only one, which the loop above loaded
             if D > PIECE:
                 row = query + r[:, None] * stride + column
                 part = tl.load(row, mask=there[:, None] & (column < D), other=0.0)

@@ -77,7 +77,7 @@ class Short(NamedTuple):
     RUN: int  # sequences of one program (the last program may have fewer); more than one only if
     # GROUPS is 1, and with DIAGONALS only if ROW_BLOCKS is 1
     DIAGONALS: bool  # the sums of diagonals are wanted
-    TRIANGLE: bool  # row i attends to no key beyond i
+    TRIANGLE: bool  # row i attends to no key beyond i: read by the forward kernel alone
     FACTOR: bool = False  # the gradient of a product is wanted; GROUPS is 1 if there is a table
     PARTS: int = 2  # numbers of the call's dtype that represent a float32 mass (mass_parts)
 
@@ -168,7 +168,7 @@ def store_table(ptr, tile, part, LAST: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def table_gradient(numbers, rows, sums, KIND: tl.constexpr, PARTS: tl.constexpr):
+def transposed_product_in_parts(numbers, rows, sums, KIND: tl.constexpr, PARTS: tl.constexpr):
     """sums + numbers^T @ rows, of a number in float32 for each row and lag."""
     leading, lower = in_two(numbers, rows.dtype)
     if PARTS == 3:
@@ -228,6 +228,7 @@ def summed_by_lag(
     found = tl.gather(cells, tl.minimum(tl.maximum(key, 0), N - 1), 1)
     within = (key >= 0) & (key < N) & (place > 0) & (place < LAST + KIND.CAUSAL)
     found = tl.where(within, found, 0.0)
+    # A table of one place holds all lags there: lag == lag is true in every cell.
     left = tl.where(lag <= -reach if LAST > 0 else lag == lag, cells, 0.0)
     found = end_sums(left, 0, found, DTYPE, KIND, PARTS)
     if LAST > 0 and not KIND.CAUSAL:
@@ -502,7 +503,7 @@ def block_gradients(
             *(dropped, d_rows.dtype, r, c, sizes.value_reach, sizes, KIND.VALUE_LAST, KIND),
             SHORT.PARTS,
         )
-        d_table = table_gradient(masses, d_rows, d_table, KIND, SHORT.PARTS)
+        d_table = transposed_product_in_parts(masses, d_rows, d_table, KIND, SHORT.PARTS)
         table, table_lower = values
         d_masses = tl.dot(d_rows, tl.trans(table), input_precision=KIND.PRECISION)
         if KIND.BAND and KIND.PRECISION != "ieee":
@@ -524,7 +525,7 @@ def block_gradients(
             *(d_logits, q_tile.dtype, r, c, sizes.reach, sizes, KIND.LAST, KIND, 1)
         )
         d_band = d_band * operands.product.scale
-        d_factor = table_gradient(d_band, q_tile, d_factor, KIND, 2)
+        d_factor = transposed_product_in_parts(d_band, q_tile, d_factor, KIND, 2)
         leading, lower = factor
         d_q = product_in_parts(d_band, leading, lower, d_q, KIND)
     store_head(
@@ -679,11 +680,11 @@ def short_tails_kernel(
     h = bh % sizes.n_heads
     lag = tl.arange(0, LAGS) - (LAGS // 2 + sizes.q_start)
     sums = sums_at(diagonals, lag, first, h, batches, sizes, TILE, ROW_BLOCKS, BATCHES)
-    kind = tl.num_programs(0).to(tl.int64)
+    stride = tl.num_programs(0).to(tl.int64)
     distance = tl.abs(lag).to(tl.float32)
     left = tl.where(lag < -sizes.reach, sums, 0.0)
     right = tl.where(lag > sizes.reach, sums, 0.0)
     tl.store(d_tails + bh, tl.sum(left, 0))
-    tl.store(d_tails + kind + bh, tl.sum(left * distance, 0))
-    tl.store(d_tails + 2 * kind + bh, tl.sum(right, 0))
-    tl.store(d_tails + 3 * kind + bh, tl.sum(right * distance, 0))
+    tl.store(d_tails + stride + bh, tl.sum(left * distance, 0))
+    tl.store(d_tails + 2 * stride + bh, tl.sum(right, 0))
+    tl.store(d_tails + 3 * stride + bh, tl.sum(right * distance, 0))

@@ -1,4 +1,4 @@
-"""Device functions for one tile of logits: its bias, its mask, and loading its rows.
+"""The steps that the kernels are written with: ranges of tiles, a tile of logits, loads, rounding.
 
 A quantity of each row is [m, 1], one of each key [1, n], and both broadcast to the tile. The key
 kernel works with transposed tiles, [keys, queries], and passes [1, m] and [n, 1].
@@ -143,7 +143,7 @@ def exact_exp(x):
     same in all of them and does not cancel in a sum over rows. Here exp(x) is a whole power of two
     times a series in what is left of x, at most 0.35.
     """
-    inside = tl.abs(x) < 80.0
+    inside = tl.abs(x) < 80.0  # where 2^whole is a normal number; not NaN
     y = tl.where(inside, x, 0.0)
     whole = tl.floor(y * LOG2E + 0.5)
     rest = y - whole * 0.693359375  # log(2) in two parts, of which this one has ten bits
@@ -188,7 +188,7 @@ def load_tails(bias, b, h, row, there, KIND: tl.constexpr):
     left_slope = 0.0
     right = 0.0
     right_slope = 0.0
-    kind = bias.tail_kind
+    stride = bias.tail_kind
     if KIND.TAILS:
         tails = bias.tails + b * bias.tail_b + h * bias.tail_h
         if KIND.PER_ROW or KIND.RAW_BAND:
@@ -196,16 +196,16 @@ def load_tails(bias, b, h, row, there, KIND: tl.constexpr):
             left = tl.load(place, mask=there, other=0.0) * unit_of(KIND)
             right = left
             if not (KIND.CAUSAL and KIND.ENDS):  # that call has no right tail
-                right = tl.load(place + 2 * kind, mask=there, other=0.0) * unit_of(KIND)
+                right = tl.load(place + 2 * stride, mask=there, other=0.0) * unit_of(KIND)
             if KIND.SLOPES:
-                left_slope = tl.load(place + kind, mask=there, other=0.0) * unit_of(KIND)
-                right_slope = tl.load(place + 3 * kind, mask=there, other=0.0) * unit_of(KIND)
+                left_slope = tl.load(place + stride, mask=there, other=0.0) * unit_of(KIND)
+                right_slope = tl.load(place + 3 * stride, mask=there, other=0.0) * unit_of(KIND)
         else:
             left = tl.load(tails) * unit_of(KIND)
-            right = tl.load(tails + 2 * kind) * unit_of(KIND)
+            right = tl.load(tails + 2 * stride) * unit_of(KIND)
             if KIND.SLOPES:
-                left_slope = tl.load(tails + kind) * unit_of(KIND)
-                right_slope = tl.load(tails + 3 * kind) * unit_of(KIND)
+                left_slope = tl.load(tails + stride) * unit_of(KIND)
+                right_slope = tl.load(tails + 3 * stride) * unit_of(KIND)
     return Tails(left, left_slope, right, right_slope)
 
 
@@ -320,6 +320,23 @@ def rows_there(index, r, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def near_range(first, last, reach, low, high, BLOCK: tl.constexpr):
+    """The whole blocks of low..high that hold something within `reach` of positions first..last."""
+    start = (tl.maximum(first - reach, 0) // BLOCK) * BLOCK
+    stop = ((tl.maximum(last + reach + 1, 0) + BLOCK - 1) // BLOCK) * BLOCK
+    start = tl.minimum(tl.maximum(start, low), high)
+    return start, tl.minimum(tl.maximum(stop, start), high)
+
+
+@triton.jit
+def whole_blocks(low, high, n, BLOCK: tl.constexpr):
+    """low..high cut to 0..n and widened to whole blocks."""
+    low = (tl.minimum(tl.maximum(low, 0), n) // BLOCK) * BLOCK
+    high = ((tl.minimum(tl.maximum(high, 0), n) + BLOCK - 1) // BLOCK) * BLOCK
+    return low, tl.maximum(low, high)
+
+
+@triton.jit
 def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
     """The keys that a block of rows touches: those in its window, in whole tiles."""
     first = block * TILE.ROWS + sizes.q_start
@@ -342,7 +359,10 @@ def key_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def row_range(block, near_reach, sizes, KIND: tl.constexpr, TILE: tl.constexpr):
-    """The rows that touch a block of keys: those whose window holds some of it, in whole tiles."""
+    """The rows that touch a block of keys: those whose window holds some of it, in whole tiles.
+
+    `near_rows` in d_band.py repeats what is near with KIND.GRAIN.
+    """
     first = block * TILE.KEYS - sizes.q_start
     last = tl.minimum((block + 1) * TILE.KEYS, sizes.n_k) - 1 - sizes.q_start
     low, high = sizes.n_q * 0, sizes.n_q
@@ -566,7 +586,8 @@ def load_between_ends(
     LAST: tl.constexpr,
     CAUSAL: tl.constexpr,
     EVEN: tl.constexpr,
-    OWN: tl.constexpr,  # they may be written while this kernel runs, by it or by one chained to it
+    OWN: tl.constexpr,  # they may be written while this kernel runs: by it, or by one before it
+    # that it is chained to
 ):
     """Numbers that belong to a row and a lag between its ends, for the cells of a near tile.
 
@@ -706,7 +727,8 @@ def thread_number():
 def predicated_load(own):
     """The instructions that load $0 from address $1 if 0 <= $4 < $5.
 
-    Below that they copy $2, above it $3.
+    Below that they copy $2, above it $3. The cache behind ld.global.nc may hold what was there when
+    the kernel started, so it is not for numbers that are written while it runs (`own`).
     """
     load = "ld.global.f32" if own else "ld.global.nc.f32"
     beyond = "setp.lt.s32 p, $4, 0; selp.f32 $0, $2, $3, p;"
@@ -971,20 +993,3 @@ def rounding_residual(exact, rounded):
             pack=2,
         )
     return residual
-
-
-@triton.jit
-def near_range(first, last, reach, low, high, BLOCK: tl.constexpr):
-    """The whole blocks of low..high that hold something within `reach` of positions first..last."""
-    start = (tl.maximum(first - reach, 0) // BLOCK) * BLOCK
-    stop = ((tl.maximum(last + reach + 1, 0) + BLOCK - 1) // BLOCK) * BLOCK
-    start = tl.minimum(tl.maximum(start, low), high)
-    return start, tl.minimum(tl.maximum(stop, start), high)
-
-
-@triton.jit
-def whole_blocks(low, high, n, BLOCK: tl.constexpr):
-    """low..high cut to 0..n and widened to whole blocks."""
-    low = (tl.minimum(tl.maximum(low, 0), n) // BLOCK) * BLOCK
-    high = ((tl.minimum(tl.maximum(high, 0), n) + BLOCK - 1) // BLOCK) * BLOCK
-    return low, tl.maximum(low, high)
