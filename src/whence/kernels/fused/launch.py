@@ -56,11 +56,6 @@ STRIPED = 2048
 # bytes for each token and head. Its offsets have 32 bits, hence the limit of keys.
 STRIPED_WINDOW = 1024
 MOST_STRIPED_KEYS = 1 << 24
-# Registers of a thread with which three, or four, programs of 128 threads run on a multiprocessor:
-# 65,536 / 128 / 3, rounded down to a multiple of 8, and 65,536 / 128 / 4. Which kernels are limited
-# was measured: _forward_registers, _query_registers, _key_registers.
-MOST_REGISTERS = 168
-FEW_REGISTERS = 128
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
 # The keys and values of the heads that take turns fill at most one CACHE_PARTS-th of the L2 cache.
@@ -126,7 +121,7 @@ def forward(plan: Plan, task: Task, tiles: Tiles, *, recorded: bool = True) -> K
         *a.scalars(args.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_forward_registers(args, tiles, even=even, alone=alone),
+        registers=tiling.forward_registers(args.kind, tiles, even=even, alone=alone),
         chained=args.kind.CHAINED,
         KIND=args.kind,
         TILE=a.Tile(
@@ -163,7 +158,7 @@ def backward(
         )
     sums = _sums_of(task, wanted)
     kind = args.tile_kind._replace(
-        tail_sums=sums.tails, striped=sums.striped, limited=_is_limited(args)
+        tail_sums=sums.tails, striped=sums.striped, limited=tiling.is_limited(args.kind, args.sizes)
     )
     by_rows, near_keys = tiling.query_tiles(tiles.by_rows, kind)
     by_keys, near_rows = tiling.key_tiles(tiles.by_keys, kind)
@@ -358,7 +353,7 @@ def _query_launch(
         *a.scalars(args.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_query_registers(args, tiles, even=even),
+        registers=tiling.query_registers(kind, tiles, even=even),
         chained=kind.CHAINED,
         KIND=kind,
         TILE=a.Tile(
@@ -424,7 +419,7 @@ def _key_launch(
         *a.scalars(args.sizes),
         warps=tiles.warps,
         stages=tiles.stages,
-        registers=_key_registers(args, tiles, even=even),
+        registers=tiling.key_registers(kind, args.sizes, tiles, even=even),
         chained=kind.CHAINED,
         KIND=kind,
         TILE=tile,
@@ -549,84 +544,6 @@ def _lines(args: Arguments, side: int, tiles: Tiles, dtype: torch.dtype) -> bool
     alone = not (kind.VALUES or kind.SEGMENTS)
     few = sizes.n_q <= FEW_ROWS or sizes.n_k == 1 or sizes.before == sizes.after == 0
     return tailless and alone and small and not few and tiling.split_by_warp(side, tiles, dtype)
-
-
-def _forward_registers(args: Arguments, tiles: Tiles, *, even: bool, alone: bool) -> int | None:
-    """The limit of registers with which most programs of the forward kernel run side by side.
-
-    With the band of a head or none, and in whole tiles, it spills at most a few numbers, outside of
-    its loops (counted for a Hopper GPU). Without a limit the compiler may take a few registers
-    more, so that one program fewer would run.
-    """
-    kind = args.kind
-    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or args.tile_kind.row_lookup
-    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
-    wide = tiles.keys > 64 or tiles.rows > 16 * tiles.warps
-    if even and small and not (more or wide) and tiling.on_hopper():
-        return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
-    limit = _table_registers(args, tiles)
-    product_alone = alone and kind.CAUSAL and kind.ENDS
-    if limit is not None and even and (product_alone or _plain_causal_product(kind)):
-        limit = FEW_REGISTERS
-    return limit
-
-
-def _query_registers(args: Arguments, tiles: Tiles, *, even: bool) -> int | None:
-    """The limit of registers of the query kernel, where one was measured to be faster.
-
-    With the lower limit it spills six numbers, outside of its loops.
-    """
-    limit = _table_registers(args, tiles)
-    few_keys = tiles.keys <= tiling.NEAR
-    if limit is not None and even and few_keys and _plain_causal_product(args.kind):
-        return FEW_REGISTERS
-    return limit
-
-
-def _key_registers(args: Arguments, tiles: Tiles, *, even: bool) -> int | None:
-    """The limit of registers of the key kernel: in tiles of few rows, its loops hardly spill."""
-    if tiles.rows > 32:
-        return None
-    if even and _plain_causal_product(args.kind):
-        return _table_registers(args, tiles)
-    return MOST_REGISTERS if _is_limited(args) and _is_small(args, tiles) else None
-
-
-def _table_registers(args: Arguments, tiles: Tiles) -> int | None:
-    """The limit of kernels with two tables, or with sums of two tails of a head.
-
-    Without a limit, the compiler takes fewer for a causal query kernel that sums a tail over tiles
-    of few keys.
-    """
-    kind = args.kind
-    wanted = (kind.VALUES and kind.PER_ROW) or (
-        kind.GRAIN > 0 and (tiles.keys > tiling.NEAR or not kind.CAUSAL)
-    )
-    return MOST_REGISTERS if wanted and _is_small(args, tiles) else None
-
-
-def _is_limited(args: Arguments) -> bool:
-    """Whether a key kernel with few rows was measured to be faster in fewer registers.
-
-    Masks, dropout and lengths that are no multiple of a tile take registers of their own, and on
-    other GPUs than a Hopper the kernel spills in its loops.
-    """
-    kind, sizes = args.kind, args.sizes
-    whole = sizes.n_q % 64 == 0 and sizes.n_k % 64 == 0 and not args.tile_kind.row_lookup
-    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR
-    return tiling.on_hopper() and kind.CAUSAL and whole and not more
-
-
-def _is_small(args: Arguments, tiles: Tiles) -> bool:
-    """Whether a limit of registers was measured for heads, tiles and a dtype like these."""
-    kind = args.kind
-    return max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4 and kind.PRECISION != "ieee"
-
-
-def _plain_causal_product(kind: a.Kind) -> bool:
-    """Whether a causal call has a product as its band, and no dropout, mask or left limit."""
-    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.BEFORE
-    return kind.CAUSAL and kind.ENDS and not more
 
 
 def _short_call(task: Task, band: Any) -> short.ShortCall:

@@ -1,4 +1,4 @@
-"""How large the tiles of the fused kernels are: by GPU, head size and kind of call.
+"""Tiles of the fused kernels, and limits of their registers: by GPU, head size and kind of call.
 
 A table that the user has measured (`whence tune`) comes first, then the built-in row of the GPU's
 architecture; tiles that do not fit in the GPU's shared memory are made smaller until they do.
@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import triton
 
+from whence.kernels.fused.device import arguments as a
 from whence.kernels.fused.tiles_file import PARTS, Rows, default_path, gpu_key, read_all
 
 
@@ -291,6 +292,87 @@ def _long_product(kind: TileKind) -> bool:
 def _at_most(tiles: Tiles, rows: int, keys: int) -> Tiles:
     """Tiles no larger than this, with four warps, which suit so few rows."""
     return tiles._replace(rows=min(tiles.rows, rows), keys=min(tiles.keys, keys), warps=4)
+
+
+# Registers of a thread with which three, or four, programs of 128 threads run on a multiprocessor:
+# 65,536 / 128 / 3, rounded down to a multiple of 8, and 65,536 / 128 / 4. Which kernels are limited
+# was measured: forward_registers, query_registers, key_registers.
+MOST_REGISTERS = 168
+FEW_REGISTERS = 128
+
+
+def forward_registers(kind: a.Kind, tiles: Tiles, *, even: bool, alone: bool) -> int | None:
+    """The limit of registers with which most programs of the forward kernel run side by side.
+
+    With the band of a head or none, and in whole tiles, it spills at most a few numbers, outside of
+    its loops (counted for a Hopper GPU). Without a limit the compiler may take a few registers
+    more, so that one program fewer would run.
+    """
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR or kind.PER_ROW or kind.VALUES
+    small = max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and kind.PRECISION != "ieee"
+    wide = tiles.keys > 64 or tiles.rows > 16 * tiles.warps
+    if even and small and not (more or wide) and on_hopper():
+        return MOST_REGISTERS if kind.SLOPES and not kind.CAUSAL else FEW_REGISTERS
+    limit = _table_registers(kind, tiles)
+    product_alone = alone and kind.CAUSAL and kind.ENDS
+    if limit is not None and even and (product_alone or _plain_causal_product(kind)):
+        limit = FEW_REGISTERS
+    return limit
+
+
+def query_registers(kind: a.Kind, tiles: Tiles, *, even: bool) -> int | None:
+    """The limit of registers of the query kernel, where one was measured to be faster.
+
+    With the lower limit it spills six numbers, outside of its loops.
+    """
+    limit = _table_registers(kind, tiles)
+    few_keys = tiles.keys <= NEAR
+    if limit is not None and even and few_keys and _plain_causal_product(kind):
+        return FEW_REGISTERS
+    return limit
+
+
+def key_registers(kind: a.Kind, sizes: a.Sizes, tiles: Tiles, *, even: bool) -> int | None:
+    """The limit of registers of the key kernel: in tiles of few rows, its loops hardly spill."""
+    if tiles.rows > 32:
+        return None
+    if even and _plain_causal_product(kind):
+        return _table_registers(kind, tiles)
+    return MOST_REGISTERS if is_limited(kind, sizes) and _is_small(kind, tiles) else None
+
+
+def _table_registers(kind: a.Kind, tiles: Tiles) -> int | None:
+    """The limit of kernels with two tables, or with sums of two tails of a head.
+
+    Without a limit, the compiler takes fewer for a causal query kernel that sums a tail over tiles
+    of few keys.
+    """
+    wanted = (kind.VALUES and kind.PER_ROW) or (
+        kind.GRAIN > 0 and (tiles.keys > NEAR or not kind.CAUSAL)
+    )
+    return MOST_REGISTERS if wanted and _is_small(kind, tiles) else None
+
+
+def is_limited(kind: a.Kind, sizes: a.Sizes) -> bool:
+    """Whether a key kernel with few rows was measured to be faster in fewer registers.
+
+    Masks, dropout and lengths that are no multiple of a tile take registers of their own, and on
+    other GPUs than a Hopper the kernel spills in its loops.
+    """
+    whole = sizes.n_q % 64 == 0 and sizes.n_k % 64 == 0 and not (kind.PER_ROW or kind.VALUES)
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.FAR
+    return on_hopper() and kind.CAUSAL and whole and not more
+
+
+def _is_small(kind: a.Kind, tiles: Tiles) -> bool:
+    """Whether a limit of registers was measured for heads, tiles and a dtype like these."""
+    return max(kind.BLOCK_D, kind.BLOCK_DV) <= 64 and tiles.warps == 4 and kind.PRECISION != "ieee"
+
+
+def _plain_causal_product(kind: a.Kind) -> bool:
+    """Whether a causal call has a product as its band, and no dropout, mask or left limit."""
+    more = kind.DROPOUT or kind.KEYS or kind.SEGMENTS or kind.BEFORE
+    return kind.CAUSAL and kind.ENDS and not more
 
 
 # Decoding: few queries attend to many keys, which are divided into shares, one for each program.
