@@ -62,3 +62,19 @@ def test_a_band_that_does_not_reach_them_is_an_error() -> None:
     torch.testing.assert_close(compiled(4), attention(4))
     with pytest.raises(ValueError, match=r"knows lags -8..8 and has no tails, got 16"):
         compiled(12)
+
+
+@pytest.mark.parametrize("spec", ["tisa2d:width=4", "forget"])
+def test_a_lag_that_no_number_of_positions_bounds_is_nan_and_not_another_one(spec: str) -> None:
+    torch.compiler.reset()
+    method = build(spec, n_heads=2, d_head=8, d_model=16, max_length=64)
+    shake(method, 0.1)
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (5, 9, 9))
+    content = {"x_q": torch.randn(1, 5, 16), "x_k": torch.randn(1, 9, 16)}
+
+    def attention(q_start: int) -> Tensor:
+        return positioned_attention(method, q, k, v, **content, q_start=q_start)
+
+    compiled = torch.compile(attention, backend="aot_eager", dynamic=False)
+    torch.testing.assert_close(compiled(4), attention(4))
+    assert compiled(40).isnan().all()

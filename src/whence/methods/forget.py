@@ -63,7 +63,10 @@ class Forget(PositionMethod):
             ),
         )
         total = self.forgotten(x)
-        at_query = total[:, :, q_pos - k_pos[0]]
+        # Beside the keys it is NaN: positions on a device are not read, so the check above can miss
+        # a query there.
+        place = (q_pos - k_pos[0]).clamp(-1, k_pos.shape[0])
+        at_query = F.pad(total, (1, 1), value=torch.nan)[:, :, place + 1]
 
         def matrix(q_pos: Tensor, k_pos: Tensor, at_query: Tensor) -> Tensor:
             left = at_query[..., None] - total[:, :, None]

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -89,11 +90,13 @@ class Tisa2d(Gaussians):
         device = self.raw_deviation.device
         dy = torch.arange(-tall, tall + 1, device=device)
         dx = torch.arange(-wide, wide + 1, device=device)
-        table = self.surface(dy, dx)
+        # One row more on each side is NaN: for queries outside of the keys, on a device, the number
+        # of positions bounds no lag.
+        table = F.pad(self.surface(dy, dx), (0, 0, 1, 1), value=torch.nan)
 
         def matrix(q_pos: Tensor, k_pos: Tensor) -> Tensor:
             dy, dx = patch_lags(q_pos, k_pos, self.width, self.prefix)
-            bias = table[:, dy + tall, dx + wide][None]
+            bias = table[:, dy.clamp(-tall - 1, tall + 1) + tall + 1, dx + wide][None]
             if not self.prefix:
                 return bias
             from_prefix, to_prefix = pairs_with_prefix(q_pos, k_pos, self.prefix)

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 
 from shaking import gains, shake
-from whence import Mask, attend, build
+from whence import LagBias, Mask, attend, build
 from whence.kernels.fused import backend as fused
 from whence.nn import positioned_attention
 
@@ -275,6 +275,48 @@ def test_a_method_is_exported_with_a_length_that_varies(spec: str) -> None:
         for length in (min(LENGTHS), max(LENGTHS)):
             given = tuple(x.detach() for x in heads(length))
             torch.testing.assert_close(exported.module()(*given), module(*given))
+
+
+def test_an_exported_graph_takes_heads_in_any_layout() -> None:
+    module, n = Attention("tisa"), torch.export.Dim("n", min=2)
+    with torch.no_grad():
+        graph = torch.export.export(module, tuple(heads(20)), dynamic_shapes=({2: n},) * 3).module()
+        q, k, v = heads(33)
+        for i in range(3):
+            given = [q, k, v]
+            given[i] = given[i].transpose(-1, -2).contiguous().transpose(-1, -2)
+            torch.testing.assert_close(graph(*given), module(q, k, v))
+
+
+def test_an_exported_graph_reads_what_it_made_for_one_query() -> None:
+    # With one query PyTorch lays out the sum of the two bands otherwise than with many.
+    module = Attention("t5:buckets=8,max_distance=16+shaw:clip=3", causal=False)
+    n, m = torch.export.Dim("n"), torch.export.Dim("m")
+
+    class FromTheStart(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            options = {"q_start": 0, "backend": "fused"}
+            return positioned_attention(module.method, q, k, v, **options)
+
+    whole = FromTheStart()
+    with torch.no_grad():
+        given = (heads(37)[0], *heads(53)[1:])
+        graph = torch.export.export(whole, given, dynamic_shapes=({2: n}, {2: m}, {2: m})).module()
+        for n_q, n_k in ((1, 40), (1, 280), (2, 40)):
+            given = (heads(n_q)[0], *heads(n_k)[1:])
+            torch.testing.assert_close(graph(*given), whole(*given))
+
+
+def test_a_compiled_call_of_one_query_may_have_rows_any_distance_apart() -> None:
+    q = torch.randn(4 * D).as_strided((2, H, 1, D), (H * D, D, 1 << 24, 1))
+    _, k, v = (x[:2] for x in heads(40))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, bias=LagBias.line(torch.tensor([-1.0, -0.5])), backend="fused")
+
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    k, v = (x.detach().expand(2, -1, -1, -1) for x in (k, v))
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v))
 
 
 def test_an_exported_method_has_the_gradients_of_the_called_one() -> None:

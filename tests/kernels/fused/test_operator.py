@@ -1,6 +1,7 @@
 """The operator whence::lag_attention and its gradient keep PyTorch's rules for operators."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.library import opcheck
 from whence import LagBias, LagValues, Line, Mask, build
 from whence.kernels.call import as_call
 from whence.kernels.fused.backend import given_and_call
+from whence.lag import QueryBias
 
 pytestmark = [
     pytest.mark.triton,
@@ -25,6 +27,7 @@ CASES = {  # a method or a kind of bias, the number of queries, and further opti
     "alibi": ("alibi", N, {"causal": True}),
     "shaw": ("shaw:clip=2", N, {}),
     "few queries of a band in half precision": ("band", 2, {"causal": True}),  # saves a residual
+    "one lag of another query": ("one lag", N, {}),
     "kerple": ("kerple", N, {}),
     "a band": ("band", N, {"window": 5}),
     "a band with tails, values and a mask": (
@@ -45,6 +48,7 @@ BY_TOKEN = {
     "tisa",
     "shaw",
     "few queries of a band in half precision",
+    "one lag of another query",
 }  # q, k and v as projections leave them
 CHECKS = (
     "test_schema",
@@ -76,6 +80,9 @@ def arguments(case: str) -> tuple[Any, ...]:
     elif spec == "all":
         bias = LagBias(leaf(1, H, 1, 7), Line(leaf(1, H, 1), leaf(1, H, 1)), Line(leaf(1, H, 1)))
         values = LagValues(leaf(1, 5, D))
+    elif spec == "one lag":
+        query = torch.randn(B, N, H, D).transpose(1, 2).requires_grad_()
+        bias = QueryBias(query, leaf(H, 1, D))
     elif spec != "none":
         method = build(spec, n_heads=H, d_head=D)
         k_pos = torch.arange(n_k)
@@ -88,7 +95,9 @@ def arguments(case: str) -> tuple[Any, ...]:
     leaves = [
         x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given
     ]
-    return *leaves, *call.flat()
+    from whence.kernels.fused.function import SOURCES
+
+    return *leaves, SOURCES, *call.flat()
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +116,7 @@ def zeros_in_empty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def named(given: tuple[Any, ...]) -> tuple[list[Tensor], str, str, tuple[Any, ...]]:
-    """The tensors that are there, their names, the names of the learned ones, and the numbers."""
+    """The tensors that are there, their names, the names of the learned ones, and the rest."""
     from whence.kernels.fused.function import N_GIVEN, _learned, _named
 
     tensors, names = _named(given[:N_GIVEN])
@@ -128,13 +137,13 @@ def test_the_operator_of_a_call_passes_pytorchs_checks(case: str) -> None:
 def test_the_operators_of_output_and_gradients_pass_pytorchs_checks(case: str) -> None:
     from whence.kernels.fused.function import lag_attention_backward_op, lag_attention_forward_op
 
-    tensors, names, learned, numbers = named(arguments(case))
+    tensors, names, learned, rest = named(arguments(case))
     plain = [x.detach() for x in tensors]
-    opcheck(lag_attention_forward_op, (plain, names, True, *numbers), test_utils=CHECKS)
-    results = lag_attention_forward_op(plain, names, True, *numbers)
+    opcheck(lag_attention_forward_op, (plain, names, True, *rest), test_utils=CHECKS)
+    results = lag_attention_forward_op(plain, names, True, *rest)
     opcheck(
         lag_attention_backward_op,
-        (torch.randn_like(results[0]), [*plain, *results], names, learned, *numbers),
+        (torch.randn_like(results[0]), [*plain, *results], names, learned, *rest),
         test_utils=CHECKS,
     )
 
@@ -145,7 +154,7 @@ def test_the_operator_gives_what_the_call_gives() -> None:
 
     for case in CASES:
         given = arguments(case)
-        called = lag_attention(Given(*given[:N_GIVEN]), Call.from_flat(given[N_GIVEN:]))
+        called = lag_attention(Given(*given[:N_GIVEN]), Call.from_flat(given[N_GIVEN + 1 :]))
         found = lag_attention_op(*given)
         torch.testing.assert_close(found, called, rtol=0, atol=0)
         leaves = [x for x in given[:N_GIVEN] if isinstance(x, Tensor) and x.requires_grad]
@@ -159,3 +168,17 @@ def test_the_operator_gives_what_the_call_gives() -> None:
         if case == "tisa":
             with torch.inference_mode():  # which does not pass through autograd
                 torch.testing.assert_close(lag_attention_op(*given), called, rtol=0, atol=0)
+
+
+def test_an_operator_says_of_which_sources_it_is(tmp_path: Path) -> None:
+    # PyTorch's caches of compiled graphs would else give a graph that another version wrote.
+    from whence.kernels.fused import function
+
+    assert function.hash_of(Path(function.__file__).parent) == function.SOURCES
+    assert "str sources" in str(function.lag_attention_op._schema)
+    (tmp_path / "device").mkdir()
+    source = tmp_path / "device" / "tile.py"
+    source.write_text("MARGIN = 272\n")
+    before = function.hash_of(tmp_path)
+    source.write_text("MARGIN = 400\n")
+    assert function.hash_of(tmp_path) != before

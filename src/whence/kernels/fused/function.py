@@ -10,10 +10,12 @@ as one flat tuple (`Call.flat`). The output comes with its residual, which lies 
 output does, and with its *state*: all else that the gradients need, in one tensor of bytes.
 """
 
+import hashlib
 import itertools
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -67,7 +69,7 @@ N_GIVEN = len(Given._fields)
 def lag_attention(given: Given, call: Call) -> Tensor:
     """The attention of a call, differentiable once."""
     if torch.compiler.is_compiling():
-        out: Tensor = lag_attention_op(*given, *call.flat())
+        out: Tensor = lag_attention_op(*given, SOURCES, *call.flat())
         return out
     tensors, names = _named(given)
     learned = tuple([x.requires_grad for x in tensors])
@@ -164,6 +166,9 @@ def attended(
     plan = PLANS.get(signature)
     if plan is not None:
         return plan.run(tensors)  # type: ignore[no-any-return]
+    # An exported graph takes tensors of any layout, and makes some whose layout depends on sizes.
+    tensors = [as_read(name, x) for name, x in zip(names.split(), tensors, strict=True)]
+    signature = ("output", names, flat, recorded, *map(layout_of, tensors))
     call, given, far = Call.from_flat(flat), _fields(names, tensors), list[Tensor]()
     _check(given)
     numbers = call.at(given.q).numbers
@@ -182,7 +187,7 @@ def _check(given: Given) -> None:
     """Refuse sizes that an exported graph holds open, and so does not ask about."""
     reason = too_many(given.q.shape[0] * given.q.shape[1])
     for name, x in zip(Given._fields, given, strict=True):
-        if name in ROWS and x is not None and x.stride(-2) >= FARTHEST:
+        if name in ROWS and x is not None and x.shape[-2] > 1 and x.stride(-2) >= FARTHEST:
             reason = f"takes rows at most {FARTHEST - 1:,} numbers apart. Make {name} contiguous."
     require(reason is None, lambda: f"backend 'fused' cannot run this call: it {reason}")
 
@@ -385,6 +390,14 @@ def _width(given: Given) -> int:
     return int(max(given.q.shape[-1], given.v.shape[-1]))
 
 
+def hash_of(folder: Path) -> str:
+    """A hash of the Python sources in a folder and below it."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 # The operators for torch.compile. A graph first has the operator `lag_attention`. Autograd replaces
 # it by the two others, which take a list of the tensors that are not None, and their names.
 
@@ -396,16 +409,19 @@ _NUMBERS = (
 _CALL, _FORWARD, _BACKWARD = (
     f"whence::lag_attention{what}" for what in ("", "_forward", "_backward")
 )
+# PyTorch keeps compiled graphs on disk and knows them by their text. The sizes of what an operator
+# returns follow from the sources of this folder, so a hash of these is in the text.
+SOURCES = hash_of(Path(__file__).parent)
 _EXACT = (torch.Tag.needs_exact_strides,)  # or the compiler might pass copies of q, k and v
-torch.library.define(_CALL, f"({_TENSORS}, {_NUMBERS}) -> Tensor", tags=_EXACT)
+torch.library.define(_CALL, f"({_TENSORS}, str sources, {_NUMBERS}) -> Tensor", tags=_EXACT)
 torch.library.define(
     _FORWARD,
-    f"(Tensor[] tensors, str names, bool recorded, {_NUMBERS}) -> Tensor[]",
+    f"(Tensor[] tensors, str names, bool recorded, str sources, {_NUMBERS}) -> Tensor[]",
     tags=_EXACT,
 )
 torch.library.define(
     _BACKWARD,
-    f"(Tensor d_out, Tensor[] saved, str names, str learned, {_NUMBERS}) -> Tensor[]",
+    f"(Tensor d_out, Tensor[] saved, str names, str learned, str sources, {_NUMBERS}) -> Tensor[]",
     tags=_EXACT,
 )
 
@@ -419,7 +435,7 @@ class AsOperators:
     def attended(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the function `attended` returns."""
         found: list[Tensor] = lag_attention_forward_op(
-            list(tensors), self.names, bool(self.learned), *self.flat
+            list(tensors), self.names, bool(self.learned), SOURCES, *self.flat
         )
         return found
 
@@ -430,7 +446,9 @@ class AsOperators:
         self, d_out: Tensor, saved: Sequence[Tensor], places: None
     ) -> list[Tensor | None]:
         """What the function `gradients` returns."""
-        found = lag_attention_backward_op(d_out, list(saved), self.names, self.learned, *self.flat)
+        found = lag_attention_backward_op(
+            d_out, list(saved), self.names, self.learned, SOURCES, *self.flat
+        )
         each, learned = iter(found), self.learned.split()
         return [next(each) if name in learned else None for name in self.names.split()]
 
@@ -438,14 +456,15 @@ class AsOperators:
 @torch.library.impl(_CALL, "Autograd")
 def _call_recorded(*arguments: Any) -> Tensor:
     tensors, names = _named(arguments[:N_GIVEN])
-    run = AsOperators(names, arguments[N_GIVEN:], _learned(tensors, names))
+    run = AsOperators(names, arguments[N_GIVEN + 1 :], _learned(tensors, names))
     out: Tensor = LagAttention.apply(run, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 
 @torch.library.impl(_CALL, ("cpu", "cuda"))
 def _call(*arguments: Any) -> Tensor:
-    out: Tensor = attended(*_named(arguments[:N_GIVEN]), arguments[N_GIVEN:], recorded=False)[0]
+    tensors, names = _named(arguments[:N_GIVEN])
+    out: Tensor = attended(tensors, names, arguments[N_GIVEN + 1 :], recorded=False)[0]
     return out
 
 
@@ -456,12 +475,16 @@ def _call_fake(*arguments: Any) -> Tensor:
 
 
 @torch.library.impl(_FORWARD, ("cpu", "cuda"))
-def _forward(tensors: list[Tensor], names: str, recorded: bool, *flat: Any) -> Sequence[Any]:
+def _forward(
+    tensors: list[Tensor], names: str, recorded: bool, sources: str, *flat: Any
+) -> Sequence[Any]:
     return attended(tensors, names, flat, recorded=recorded)
 
 
 @torch.library.register_fake(_FORWARD)  # type: ignore[untyped-decorator]
-def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *flat: Any) -> list[Tensor]:
+def _forward_fake(
+    tensors: list[Tensor], names: str, recorded: bool, sources: str, *flat: Any
+) -> list[Tensor]:
     given = _fields(names, tensors)
     if not recorded:
         return [_empty(out_room(given.q, given.v), given.q)]
@@ -471,14 +494,14 @@ def _forward_fake(tensors: list[Tensor], names: str, recorded: bool, *flat: Any)
 
 @torch.library.impl(_BACKWARD, ("cpu", "cuda"))
 def _backward(
-    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *flat: Any
+    d_out: Tensor, saved: list[Tensor], names: str, learned: str, sources: str, *flat: Any
 ) -> list[Tensor]:
     return _not_none(gradients(d_out, saved, names, flat, learned))
 
 
 @torch.library.register_fake(_BACKWARD)  # type: ignore[untyped-decorator]
 def _backward_fake(
-    d_out: Tensor, saved: list[Tensor], names: str, learned: str, *flat: Any
+    d_out: Tensor, saved: list[Tensor], names: str, learned: str, sources: str, *flat: Any
 ) -> list[Tensor]:
     fields = names.split()
     given = _fields(names, saved[: len(fields)])

@@ -158,9 +158,9 @@ class Plan:
         """Memory without contents; with `tokens`, [b, h, n, d] lies as [b, n, h, d] in memory."""
         return self.reserved(Room(tuple(shape), dtype, tokens))
 
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Slot:
-        """Memory filled with zeros."""
-        slot = self.reserved(Room(tuple(shape), dtype, zeros=True))
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype, *, tokens: bool = False) -> Slot:
+        """The same, filled with zeros."""
+        slot = self.reserved(Room(tuple(shape), dtype, tokens, zeros=True))
         self._as_tensor.add(slot.index)
         return slot
 

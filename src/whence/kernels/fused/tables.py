@@ -42,7 +42,9 @@ def product_gradients(
     """
     query, table = product.query, product.factor
     if d_band is None:  # one lag: one number for all keys, which does not change a softmax
-        d_query = None if query is None else plan.zeros(query.shape, query.dtype)
+        d_query = None
+        if query is not None:
+            d_query = plan.zeros(query.shape, query.dtype, tokens=by_token(query))
         return d_query, plan.zeros(table.shape, torch.float32)
     source, d_query = q, d_q
     if query is not None:
