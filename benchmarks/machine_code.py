@@ -6,8 +6,9 @@
 Kernels are compiled for an H200 and not run. A launch is its kernel, the hash of its PTX (without
 the lines of the source that it names), its grid, warps and shared memory. Two sets of calls are
 compared: one layer of each method of model_cost.py, and random calls of gpu_exactness.py in half
-precision. Where all launches of a call are the same, its time and its errors as measured with one
-checkout hold for the other, with the same versions of PyTorch and Triton.
+precision, or with --float32 in float32. Where all launches of a call are the same, its time and its
+errors as measured with one checkout hold for the other, with the same versions of PyTorch and
+Triton.
 """
 
 import argparse
@@ -51,18 +52,18 @@ def layers() -> Iterator[str]:
             yield f"{spec}, {n} tokens"
 
 
-def random_calls(count: int, seed: int) -> Iterator[str]:
-    """Random calls in half precision, each of another kind; yields each one's seed."""
+def random_calls(count: int, seed: int, *, float32: bool = False) -> Iterator[str]:
+    """Random calls of one precision, each of another kind; yields each one's seed."""
     kinds = range(seed * 1_000_000, (seed + 1) * 1_000_000, gpu_exactness.SHARED)
-    halves = (x for x in kinds if gpu_exactness.call_of(x)["dtype"] != "float32")
-    for number, _ in zip(halves, range(count), strict=False):
+    chosen = (x for x in kinds if (gpu_exactness.call_of(x)["dtype"] == "float32") == float32)
+    for number, _ in zip(chosen, range(count), strict=False):
         call = gpu_exactness.call_of(number)
         gpu_exactness.set_mode(call["mode"])
         gpu_exactness.Drawn(call, 0, "cpu").run("fused")
         yield f"random call {number}"
 
 
-def launches(count: int, seed: int) -> dict[str, list[Any]]:
+def launches(count: int, seed: int, *, float32: bool = False) -> dict[str, list[Any]]:
     """The launches of every call, by its name."""
     sys.path.insert(0, str(TESTS))
     from simulated_gpu import simulated_gpu
@@ -76,7 +77,7 @@ def launches(count: int, seed: int) -> dict[str, list[Any]]:
         started.append([made.name, code, list(grid), made.num_warps, made.shared])
 
     with simulated_gpu(launch=noted):
-        for calls in (layers(), random_calls(count, seed)):
+        for calls in (layers(), random_calls(count, seed, float32=float32)):
             for name in calls:
                 found[name], started = started, []
                 PLANS.forget()
@@ -103,11 +104,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--calls", type=int, default=60, help="random calls, each of its own kind")
     parser.add_argument("--seed", type=int, default=91)
+    parser.add_argument("--float32", action="store_true", help="random calls in float32")
     parser.add_argument("--out", type=Path, help="write the launches into this file")
     parser.add_argument("--against", type=Path, help="compare with what another checkout wrote")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = launches(options.calls, options.seed)
+    found = launches(options.calls, options.seed, float32=options.float32)
     if options.out:
         write_json(options.out, found)
     if options.against:

@@ -307,6 +307,22 @@ def test_an_exported_graph_reads_what_it_made_for_one_query() -> None:
             torch.testing.assert_close(graph(*given), whole(*given))
 
 
+def test_an_exported_graph_is_refused_where_its_plain_kernel_is_not_to_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "FAR_STEP", 8)
+    monkeypatch.setattr(fused, "SHORTEST", {256: 48})
+    monkeypatch.setattr(fused, "FEWEST", 1)
+    module, given = Attention("tisa:reach=6"), tuple(heads(48))
+    with torch.no_grad():
+        graph = torch.export.export(module, given).module()
+        torch.testing.assert_close(graph(*given), module(*given))
+        monkeypatch.setattr(fused, "fastest", lambda q, v: None)  # as on another GPU
+        with pytest.raises(ValueError, match="was exported to leave far keys to a plain kernel"):
+            graph(*given)
+        module(*given)  # in one pass
+
+
 def test_a_compiled_call_of_one_query_may_have_rows_any_distance_apart() -> None:
     q = torch.randn(4 * D).as_strided((2, H, 1, D), (H * D, D, 1 << 24, 1))
     _, k, v = (x[:2] for x in heads(40))

@@ -546,12 +546,17 @@ def far_start(call: AttentionCall) -> int | str:
         if torch.compiler.is_compiling():  # a length in a text would become a constant of the graph
             return "it is faster for so short a sequence"
         return f"it is faster at {sight.n_q} tokens with a reach of {lag.reach}"
-    if call.q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+    return no_plain(call.q, call.k, call.v) or start
+
+
+def no_plain(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why no plain kernel can take the far keys of these heads, or None."""
+    if q.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
         return "plain kernels are not deterministic"
-    plain = fastest(call.q, call.v)
-    if plain is None or not (plain.grouped or call.q.shape[1] == call.k.shape[1]):
-        return f"no plain kernel takes heads of this size, grouping and dtype ({call.q.dtype})"
-    return start
+    plain = fastest(q, v)
+    if plain is None or not (plain.grouped or q.shape[1] == k.shape[1]):
+        return f"no plain kernel takes heads of this size, grouping and dtype ({q.dtype})"
+    return None
 
 
 def given_and_call(call: AttentionCall) -> tuple[Given, Call]:

@@ -34,11 +34,13 @@ from whence.kernels.fused.backend import (
     FarGradients,
     Given,
     Kept,
+    Numbers,
     Task,
     Wanted,
     as_read,
     as_rows,
     by_token,
+    no_plain,
     packed,
     split_from,
     too_many,
@@ -170,8 +172,8 @@ def attended(
     tensors = [as_read(name, x) for name, x in zip(names.split(), tensors, strict=True)]
     signature = ("output", names, flat, recorded, *map(layout_of, tensors))
     call, given, far = Call.from_flat(flat), _fields(names, tensors), list[Tensor]()
-    _check(given)
     numbers = call.at(given.q).numbers
+    _check(given, numbers)
     if numbers.far:
         far = _not_none(far_attention(given.q, given.k, given.v, numbers)[1:])
         signature = ("near output", *signature, *map(layout_of, far))
@@ -183,9 +185,12 @@ def attended(
     return [*plan.run(every), *(far if recorded else ())]
 
 
-def _check(given: Given) -> None:
-    """Refuse sizes that an exported graph holds open, and so does not ask about."""
+def _check(given: Given, numbers: Numbers) -> None:
+    """Refuse what an exported graph does not ask about: open sizes, and where it is run."""
     reason = too_many(given.q.shape[0] * given.q.shape[1])
+    why = no_plain(given.q, given.k, given.v) if numbers.far else None
+    if why is not None:
+        reason = f"was exported to leave far keys to a plain kernel, but {why}. Export it here."
     for name, x in zip(Given._fields, given, strict=True):
         if name in ROWS and x is not None and x.shape[-2] > 1 and x.stride(-2) >= FARTHEST:
             reason = f"takes rows at most {FARTHEST - 1:,} numbers apart. Make {name} contiguous."
