@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel, T5Config, T5EncoderModel
 
 from hf_models import inputs, spec, tiny
-from whence.hf import attach
+from whence.hf import attach, attached, from_pretrained
 from whence.methods.rope import Rope
 from whence.methods.tisa import Tisa
 
@@ -139,6 +139,29 @@ def test_an_image_of_another_width_is_refused_by_the_model_itself():
     attach(model, spec("vit"))
     with pytest.raises(ValueError, match="doesn't match model"):
         model(pixel_values=torch.randn(1, 3, 16, 16))
+
+
+def test_patches_that_form_another_grid_are_refused_by_a_method_for_images():
+    for method, wrong in (("tisa2d", (24, 24)), ("table2d", (4, 20)), ("table2d", (100, 20))):
+        model = tiny("vit")
+        before = model(torch.randn(1, 3, *wrong), interpolate_pos_encoding=True)
+        handle = attach(model, method)
+        with pytest.raises(ValueError, match=r"was attached for images of .*width=5 in patches"):
+            model(torch.randn(1, 3, *wrong), interpolate_pos_encoding=True)
+        model(torch.randn(1, 3, 20, 20))
+        handle.undo()
+        after = model(torch.randn(1, 3, *wrong), interpolate_pos_encoding=True)
+        assert after[0].shape == before[0].shape
+
+
+def test_a_class_with_a_method_and_a_config_without_one(tmp_path):
+    model = tiny("bert")
+    attach(model, "tisa")
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path)
+    attached(loaded).undo()
+    with pytest.raises(ValueError, match="this config names no method"):
+        type(loaded)(loaded.config)
 
 
 def test_a_layer_on_another_device_than_its_method():

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from hf_models import awake, hidden, inputs, spec, tiny
 from shaking import draw
 from whence.hf import attach, attached, from_pretrained
+from whence.models import WhenceConfig, WhenceForCausalLM
 
 peft = pytest.importorskip("peft", reason="needs pip install peft")
 TARGETS = {
@@ -183,3 +184,38 @@ def test_a_layer_that_is_computed_again_in_backward_reads_the_same_copy():
     model.base_model.model.gradient_checkpointing_enable()
     for key, grad in gradients().items():
         assert_close(grad, want[key], rtol=1e-4, atol=1e-6)
+
+
+def native(position: str) -> PreTrainedModel:
+    torch.manual_seed(2)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = WhenceConfig(position=position, max_position_embeddings=32, **sizes)
+    return WhenceForCausalLM(config).eval()
+
+
+def test_a_method_of_a_native_model_that_is_wrapped_on_its_own_is_refused():
+    ids = torch.arange(9)[None]
+    for saved in ("tisa", "layers.0.tisa"):
+        model = lora(native("tisa"), target_modules=["q_proj"], modules_to_save=[saved])
+        with pytest.raises(ValueError, match=r"tisa: a method was wrapped.*\['position'\]"):
+            model(ids)
+    model = lora(native("tisa"), target_modules=["q_proj"], modules_to_save=["position"])
+    model(ids, labels=ids).loss.backward()
+    trained = [p.grad for key, p in model.named_parameters() if "modules_to_save" in key]
+    assert len(trained) == 6
+    assert all(grad is not None for grad in trained)
+
+
+def test_an_adapter_around_a_layer_of_a_method_acts_or_is_refused():
+    ids = torch.arange(9)[None]
+    model = native("content_band")
+    shaken(model)
+    settings = {"target_modules": ["mix"], "modules_to_save": None, "init_lora_weights": False}
+    adapted = lora(model, **settings)
+    with torch.no_grad():
+        want = adapted(ids).logits
+        assert_close(adapted.merge_and_unload()(ids).logits, want, rtol=1e-4, atol=1e-5)
+        assert (native("content_band")(ids).logits - want).abs().max() > 1e-3
+    adapted = lora(native("floater"), **settings | {"target_modules": ["inner", "outer"]})
+    with pytest.raises(ValueError, match="an adapter around them would do nothing"):
+        adapted(ids)

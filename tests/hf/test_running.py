@@ -76,6 +76,34 @@ def test_gradient_checkpointing_changes_no_gradient(name, backend):
         assert_close(got[key], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize("backend", ["auto", "original"])
+@pytest.mark.parametrize("position", ["tisa:kernels=3", "t5", "kerple", "deberta"])
+def test_training_begins_with_gradient_checkpointing(position, backend, attn):
+    # No pass comes before: the layers still look whether the bias is zero.
+    model, given = tiny("bert", attn=attn).train(), inputs("bert")
+    attach(model, position, backend=backend)
+    model.gradient_checkpointing_enable()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(**given)[0].square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_reentrant_checkpoint_draws_the_same_dropout_beside_a_bias_of_zero():
+    model, given = tiny("bert").train(), inputs("bert")
+    attach(model, "tisa:kernels=3")
+    given["inputs_embeds"] = model.get_input_embeddings()(given.pop("input_ids")).detach()
+    given["inputs_embeds"].requires_grad_()  # without, a reentrant checkpoint gives no gradients
+    want = gradients(model, given)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    got = gradients(model, given)
+    assert want.keys() == got.keys()
+    for key, gradient in want.items():
+        assert_close(got[key], gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["albert", "mpnet"])
 def test_families_without_gradient_checkpointing_can_be_checkpointed_as_a_whole(name):
     model, given = tiny(name), inputs(name)

@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 
 from whence.checks import at_least, one_of, require
 from whence.hf import attention, mpnet
-from whence.hf.building import cast_like, completed, positions_for
+from whence.hf.building import cast_like, completed, image_sizes, patch_of, positions_for
 from whence.hf.changes import TABLE, Change, Frozen, Hooked, OwnAttention, OwnConfig, OwnForward
 from whence.hf.classes import FORMAT
-from whence.hf.layer_hooks import AttentionHook, count_layers, tell_of_weights
+from whence.hf.layer_hooks import AttentionHook, ImageShape, count_layers, tell_of_weights
 from whence.hf.model_parts import ModelParts, parts_of
 from whence.hf.position_table import add_input_term, drop
 from whence.hf.positions import ModelReference, Positions, positions_of
@@ -160,6 +160,10 @@ def attach(
         if not keep_positions:
             handle.changes += drop(parts)
         handle.changes += add_input_term(parts, positions.whole)
+        sizes = image_sizes(positions)
+        if sizes and hasattr(base.config, "patch_size"):
+            hook = ImageShape(base, patch_of(base.config), sizes)
+            handle.changes.append(Hooked(base.register_forward_pre_hook(hook, with_kwargs=True)))
         handle.changes += _at_attentions(parts, backend)
         if train == "position":
             own = set(map(id, positions.parameters()))

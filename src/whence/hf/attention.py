@@ -8,6 +8,7 @@ out gets what it got before, or plain attention.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -107,11 +108,19 @@ def whence_sdpa(
         or (in_blocks and whence.zero_bias.must_be_run(query))
     ):
         return attended(whence, *arguments, scaling, dropout, kwargs)
+    # A checkpointed layer is computed again and must then save as much. So nothing of the look is
+    # saved, which comes once, and with dropout the way does not depend on whether gradients are
+    # recorded: the first run of a reentrant checkpoint records none.
+    with torch.no_grad():
+        looked = call_of(whence, module, query, key, value, scaling)
+        has_bias = looked.lag is not None or bool(looked.dense)
+        nonzero = has_bias and whence.zero_bias.nonzero(looked)
+    if nonzero and in_blocks:
+        return attended(whence, *arguments, scaling, dropout, kwargs)
     call = call_of(whence, module, query, key, value, scaling)
     heads, numbers = (call.q, call.k, call.v), {"scaling": call.scale, "dropout": dropout}
-    has_bias = call.lag is not None or bool(call.dense)
-    nonzero = has_bias and whence.zero_bias.nonzero(call)
-    if not nonzero and not (has_bias and needs_grad(call)):
+    learns = dropout and any(p.requires_grad for p in whence.method.parameters())
+    if not nonzero and not (has_bias and (learns or needs_grad(call))):
         return SDPA(module, *heads, attention_mask, **numbers, **kwargs)
     if in_blocks:
         out, _ = attended(whence, *arguments, scaling, dropout, kwargs)

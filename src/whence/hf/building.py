@@ -65,7 +65,7 @@ def completed(position: str, base: nn.Module) -> str:
     config: Any = base.config
     known: dict[str, int] = {}
     if hasattr(config, "patch_size"):
-        image, patch = (_pair(size) for size in (config.image_size, config.patch_size))
+        image, patch = _pair(config.image_size), patch_of(config)
         known = {"height": image[0] // patch[0], "width": image[1] // patch[1], "prefix": 1}
     texts = []
     for name, cls, options in named(position):
@@ -76,6 +76,17 @@ def completed(position: str, base: nn.Module) -> str:
             filled.setdefault("start", "zero")
         texts.append(":".join([name, *[",".join(f"{k}={v}" for k, v in filled.items())]]))
     return "+".join(text.removesuffix(":") for text in texts)
+
+
+def patch_of(config: Any) -> tuple[int, int]:
+    """The height and width of a patch, in pixels."""
+    return _pair(config.patch_size)
+
+
+def image_sizes(positions: Positions) -> dict[str, int]:
+    """The sizes of an image, in patches, that the methods for images were built for."""
+    parts = list(_parts(positions.whole))
+    return {name: getattr(x, name) for x in parts for name in getattr(x, "image_sizes", ())}
 
 
 def cast_like(positions: Positions, references: Sequence[nn.Module]) -> None:

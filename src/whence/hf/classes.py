@@ -43,7 +43,7 @@ class PositionedModel:
         from whence.hf.attaching import attach
 
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        options = read_options(config.whence)
+        options = read_options(getattr(config, "whence", None))
         position = options.pop("position")
         model: Any = self
         attach(model, position, **options)

@@ -36,6 +36,37 @@ def tell_of_weights(
     return args, {**kwargs, WEIGHTS: kwargs.get("output_attentions")}
 
 
+class ImageShape:
+    """Forward pre-hook of an image model: its patches must form the grid of a method for images.
+
+    The model itself takes images of another size with interpolate_pos_encoding=True.
+    """
+
+    def __init__(self, module: nn.Module, patch: tuple[int, int], grid: dict[str, int]) -> None:
+        self.names, self.patch, self.grid = argument_names(module), patch, grid
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse an image with another number of patches in a row, or a column where it counts."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        image = given.get("pixel_values")
+        if not given.get("interpolate_pos_encoding") or not isinstance(image, Tensor):
+            return  # the model takes one size alone, and says so
+        height, width = (n // p for n, p in zip(image.shape[-2:], self.patch, strict=True))
+        found = {name: {"height": height, "width": width}[name] for name in self.grid}
+        require(
+            found == self.grid,
+            lambda: (
+                f"this model's method was attached for images of {_sizes(self.grid)} in patches, "
+                f"got one of {_sizes(found)}. Attach it anew with {_sizes(found)} in its text, or "
+                "resize the image."
+            ),
+        )
+
+
+def _sizes(grid: dict[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in grid.items())
+
+
 class AttentionHook:
     """Forward pre-hook of one attention: adds the argument `whence=LayerContext(...)`.
 

@@ -82,7 +82,7 @@ class ContentBand(PositionMethod):
             profiles = torch.cat([behind, self.profiles[:, 1 : reach + 1]], dim=-1)
         else:
             profiles = F.pad(behind, (0, reach))
-        mix = F.linear(x, self.mix.weight.to(x.dtype))
+        mix = self.mix(x.to(self.mix.weight.dtype)).to(x.dtype)
         mix = mix.view(*mix.shape[:2], self.n_heads, self.rank).transpose(1, 2)
         band = mix @ profiles.to(mix.dtype)
         return LagBias(band, Line(), Line()) if reach == self.width - 1 else LagBias(band)

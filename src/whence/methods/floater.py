@@ -169,6 +169,13 @@ class Floater(PositionMethod):
         return torch.cat([known.to(dtype), states[1:]])
 
     def _weights(self) -> tuple[Tensor, ...]:
+        """The numbers that the solution depends on; they are read past the layers' forward."""
+        require(
+            isinstance(self.inner, nn.Linear) and isinstance(self.outer, nn.Linear),
+            "floater reads the weights of `inner` and `outer` by themselves, so an adapter around "
+            "them would do nothing. Leave them out of it, as with PEFT's "
+            "exclude_modules=['inner', 'outer'].",
+        )
         return self.start, *self.inner.parameters(), *self.outer.parameters()
 
     def __getstate__(self) -> dict[str, Any]:

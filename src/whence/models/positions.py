@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from whence.checks import require
 from whence.method import PositionMethod
 from whence.methods import Sum, build_layers, counts_once
 from whence.methods.registry import named
@@ -64,6 +65,12 @@ class Positions(nn.Module):
             )
             for layer in layers
         )
+        # Where each part is registered, by name: others may replace it there.
+        self._registered = tuple(
+            (group, name, part)
+            for group in (self.shared, *self.layers)
+            for name, part in group.items()
+        )
         tensors = (*self.parameters(), *self.buffers())
         self._undrawn = any(tensor.is_meta for tensor in tensors)
         for module in self.modules():  # transformers would give a Linear in a method its own values
@@ -71,7 +78,16 @@ class Positions(nn.Module):
 
     @property
     def whole(self) -> PositionMethod:
-        """The method that begins a pass and has the input term."""
+        """The method that begins a pass, or an error where a wrapped part would be left out."""
+        wrapped = [name for group, name, part in self._registered if group[name] is not part]
+        require(
+            not wrapped,
+            lambda: (
+                f"{', '.join(wrapped)}: a method was wrapped on its own, and attention would not "
+                "see what is trained there. Let PEFT train all positions of the model: "
+                "modules_to_save=['position']."
+            ),
+        )
         return self._whole[0]
 
     def layer(self, index: int) -> PositionMethod:
