@@ -51,6 +51,23 @@ def test_a_compiled_model_takes_padding() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_rows_that_begin_at_other_places_in_each_batch_train_compiled(backend: str) -> None:
+    torch.compiler.reset()
+    model = causal("fire").train()
+    compiled = torch.compile(model, backend=backend)
+    for pads in ((0, 0), (2, 5), (1, 3), (4, 0), (3, 3)):
+        ids, mask = torch.randint(2, VOCAB, (2, 9)), torch.arange(9) >= torch.tensor(pads)[:, None]
+        labels, gradients = ids.masked_fill(~mask, -100), []
+        for run in (model, compiled):
+            model.zero_grad()
+            run(ids, attention_mask=mask, labels=labels).loss.backward()
+            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 class Logits(nn.Module):
     """The logits of padded tokens."""
 

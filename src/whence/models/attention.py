@@ -158,6 +158,8 @@ class SelfAttention(Projections):
             "q_start": q_start,
         }
 
+    # Every batch has other groups, and PyTorch's inductor stops at rows of sizes held open.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _by_group(
         self,
         method: PositionMethod,
