@@ -65,8 +65,8 @@ class Immediate:
             return torch.empty(b, n, h, d, dtype=dtype).transpose(1, 2)
         return torch.empty(*shape, dtype=dtype)
 
-    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(*shape, dtype=dtype)
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype, *, tokens: bool = False) -> Tensor:
+        return self.empty(shape, dtype, tokens).zero_()
 
     def summed(self, slot: Tensor, shape: Sequence[int]) -> Tensor:
         return slot.sum_to_size(*shape)
