@@ -28,6 +28,8 @@ class Content:
     """The tensors of a layer, besides its queries, for the few methods that look at content.
 
     x_q and x_k are the layer's inputs at the queries and at the keys, k the projected keys.
+    `counted` stands in for q_pos and k_pos in those parts of a sum that have `lengths_only`, where
+    the whole sum has not: as many positions as bound the lags (`longest_lag`).
 
         >>> import torch
         >>> from whence import build
@@ -40,6 +42,7 @@ class Content:
     x_q: Float[Tensor, "b q d_model"] | None = None
     x_k: Float[Tensor, "b k d_model"] | None = None
     k: Float[Tensor, "b h_kv k d_head"] | None = None
+    counted: tuple[Int[Tensor, " q"], Int[Tensor, " n"]] | None = None
 
 
 class PositionMethod(nn.Module):
@@ -63,6 +66,7 @@ class PositionMethod(nn.Module):
     causal_only: bool = False
     shared_by_layers: ClassVar[bool] = False  # one instance serves every layer of a stack
     fixed_length: bool = False  # True where no length beyond `max_length` can be had
+    image_sizes: ClassVar[tuple[str, ...]] = ()  # attributes: sizes an image must have, in patches
     # True where the parameters are scalars that make up a logit, and no vectors that meet content.
     # Such numbers stay in float32 in a model of half precision, and want no weight decay.
     logit_sized: ClassVar[bool] = False

@@ -86,7 +86,7 @@ def patch_of(config: Any) -> tuple[int, int]:
 def image_sizes(positions: Positions) -> dict[str, int]:
     """The sizes of an image, in patches, that the methods for images were built for."""
     parts = list(_parts(positions.whole))
-    return {name: getattr(x, name) for x in parts for name in getattr(x, "image_sizes", ())}
+    return {name: getattr(part, name) for part in parts for name in part.image_sizes}
 
 
 def cast_like(positions: Positions, references: Sequence[nn.Module]) -> None:

@@ -1,7 +1,7 @@
 """Several methods at once: sites merged, lag biases added into one."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -103,16 +103,13 @@ class Sum(PositionMethod):
         k_pos: Int[Tensor, " k"],
         *,
         content: Content | None = None,
-        counted: tuple[Tensor, Tensor] | None = None,
     ) -> Bias | None:
-        """The sum of the parts' terms. Parts with `lengths_only` get the `counted` positions."""
+        """The sum of the parts' terms, of which some may get the counted positions of `content`."""
+        counted = None if content is None else content.counted
         terms = []
         for part in self._each():
-            given = (q_pos, k_pos) if counted is None or not part.lengths_only else counted
-            hints: dict[str, Any] = {"content": content}
-            if isinstance(part, Sum):
-                hints["counted"] = counted
-            terms.append(part.score_term(q, *given, **hints))
+            given = counted if counted is not None and part.lengths_only else (q_pos, k_pos)
+            terms.append(part.score_term(q, *given, content=content))
         return _added(terms)
 
     def value_term(self, q_pos: Int[Tensor, " q"], k_pos: Int[Tensor, " k"]) -> LagValues | None:
@@ -126,14 +123,12 @@ class Sum(PositionMethod):
         k_pos: Int[Tensor, " k"],
         *,
         content: Content | None = None,
-        counted: tuple[Tensor, Tensor] | None = None,
     ) -> Bias | None:
         """What the replacing parts put there and the others add, or None if no part replaces."""
         replaced = _added(part.logits(q, q_pos, k_pos, content=content) for part in self._each())
         if replaced is None:
             return None
-        added = self.score_term(q, q_pos, k_pos, content=content, counted=counted)
-        return _added([replaced, added])
+        return _added([replaced, self.score_term(q, q_pos, k_pos, content=content)])
 
 
 def _added(terms: "Iterable[Term | None]") -> "Term | None":

@@ -35,7 +35,7 @@ class Table2d(PositionMethod):
 
     paper = "Liu et al. 2021, arXiv:2103.14030; prefix: Bao et al. 2022, arXiv:2106.08254"
     formula = "((2 * height - 1) * (2 * width - 1) + (3 if prefix else 0)) * n_heads"
-    image_sizes = ("height", "width")  # that an image must have, in patches
+    image_sizes = ("height", "width")
     logit_sized = True
     anchored = True
     former_names = {"table": "raw_table"}  # noqa: RUF012

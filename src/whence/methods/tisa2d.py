@@ -32,7 +32,7 @@ class Tisa2d(Gaussians):
 
     paper = "after Wennberg & Henter 2021, arXiv:2106.01950"
     formula = "4 * n_heads * kernels"
-    image_sizes = ("width",)  # that an image must have, in patches
+    image_sizes = ("width",)
     anchored = True
     offsets = ("offset_y", "offset_x")
     former_names = {  # noqa: RUF012

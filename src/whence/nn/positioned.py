@@ -1,7 +1,7 @@
 """One attention with one positional method: every site that attention has, in the right order."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,6 @@ from whence.kernels.reference import attend_with_weights
 from whence.kernels.rotary import turned
 from whence.lag import Bias, LagValues
 from whence.method import Content, PositionMethod
-from whence.methods.sum import Sum
 
 
 def positioned_attention(
@@ -50,7 +49,7 @@ def positioned_attention(
     """
     not_nested(PACK, q=q, k=k, v=v)
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
-    sites = _sites(position, q, k, v, Content(x_q, x_k, k), bias, scale, k_start, q_start)
+    sites = _sites(position, q, k, v, x_q, x_k, bias, scale, k_start, q_start)
     return attend(
         sites.q,
         sites.k,
@@ -135,7 +134,7 @@ def positioned_call(
     """The call that `positioned_attention` executes: all of the method's sites, no attention."""
     not_nested(PACK, q=q, k=k, v=v)
     q_start = k.shape[2] - q.shape[2] if q_start is None else q_start
-    sites = _sites(position, q, k, v, Content(x_q, x_k, k), bias, scale, k_start, q_start)
+    sites = _sites(position, q, k, v, x_q, x_k, bias, scale, k_start, q_start)
     return as_call(
         sites.q,
         sites.k,
@@ -167,7 +166,8 @@ def _sites(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    content: Content,
+    x_q: Tensor | None,
+    x_k: Tensor | None,
     bias: Bias | None,
     scale: float | None,
     k_start: int,
@@ -176,10 +176,11 @@ def _sites(
     whole(k_start=k_start)
     check_start(q_start)
     q_pos, k_pos = _positions(q, k, k_start, q_start, position.lengths_only)
-    hints: dict[str, Any] = {"content": content}
-    if isinstance(position, Sum) and not position.lengths_only:  # but some of its parts may be
-        hints["counted"] = _positions(q, k, k_start, q_start, lengths_only=True)
-    term, scale = _logit_term(position, q, q_pos, k_pos, hints, bias, scale)
+    counted = None
+    if not position.lengths_only and (not q.is_cpu or torch.compiler.is_compiling()):
+        counted = _positions(q, k, k_start, q_start, lengths_only=True)  # for the parts of a sum
+    content = Content(x_q, x_k, k, counted)
+    term, scale = _logit_term(position, q, q_pos, k_pos, content, bias, scale)
     heads_q, heads_k = _heads(position, q, k, q_pos, k_pos, k_start, q_start)
     values = position.value_term(q_pos, k_pos)
     return _Sites(heads_q, heads_k, position.value_heads(v, k_pos), term, values, scale)
@@ -242,15 +243,15 @@ def _logit_term(
     q: Float[Tensor, "b h q d"],
     q_pos: Int[Tensor, " q"],
     k_pos: Int[Tensor, " k"],
-    hints: dict[str, Any],
+    content: Content,
     extra: Bias | None,
     scale: float | None,
 ) -> tuple[Bias | None, float]:
     """What is added to scale * q.k, and the scale: 0 where a method replaces q.k."""
     scale = float(q.shape[-1] ** -0.5) if scale is None else scale
-    term = position.logits(q, q_pos, k_pos, **hints)
+    term = position.logits(q, q_pos, k_pos, content=content)
     if term is None:
-        term = position.score_term(q, q_pos, k_pos, **hints)
+        term = position.score_term(q, q_pos, k_pos, content=content)
     else:
         scale = 0.0
     if term is None or extra is None:
