@@ -108,9 +108,8 @@ def whence_sdpa(
         or (in_blocks and whence.zero_bias.must_be_run(query))
     ):
         return attended(whence, *arguments, scaling, dropout, kwargs)
-    # A checkpointed layer is computed again and must then save as much. So nothing of the look is
-    # saved, which comes once, and with dropout the way does not depend on whether gradients are
-    # recorded: the first run of a reentrant checkpoint records none.
+    # Gradient checkpointing computes a layer a second time, which must save the same tensors. The
+    # bias is looked at in the first run alone, so the look records no gradients.
     with torch.no_grad():
         looked = call_of(whence, module, query, key, value, scaling)
         has_bias = looked.lag is not None or bool(looked.dense)
@@ -119,6 +118,8 @@ def whence_sdpa(
         return attended(whence, *arguments, scaling, dropout, kwargs)
     call = call_of(whence, module, query, key, value, scaling)
     heads, numbers = (call.q, call.k, call.v), {"scaling": call.scale, "dropout": dropout}
+    # The first run of a reentrant checkpoint records no gradients. With dropout both runs must take
+    # the same branch all the same, or the second one would draw other random numbers.
     learns = dropout and any(p.requires_grad for p in whence.method.parameters())
     if not nonzero and not (has_bias and (learns or needs_grad(call))):
         return SDPA(module, *heads, attention_mask, **numbers, **kwargs)

@@ -537,10 +537,10 @@ def far_start(call: AttentionCall) -> int | str:
         return "queries and keys are not the same positions"
     values = 0 if call.values is None else call.values.reach
     row_lookup = lag.shape[2] > 1 or call.values is not None
-    grain = ROW_FAR_STEP if row_lookup else FAR_STEP
+    step = ROW_FAR_STEP if row_lookup else FAR_STEP
     if is_symbolic(lag.reach):
         return "the reach of the bias grows with the length"
-    start = (max(lag.reach, values) // grain + 1) * grain
+    start = (max(lag.reach, values) // step + 1) * step
     least = split_from(call.q.shape[-1], start)
     if least >= NEVER or (not is_symbolic(sight.n_q) and sight.n_q < least):
         if torch.compiler.is_compiling():  # a length in a text would become a constant of the graph
@@ -579,25 +579,25 @@ def given_and_call(call: AttentionCall) -> tuple[Given, Call]:
     if mask is not None:
         keys = None if mask.keys is None else mask.keys.to(torch.uint8).contiguous()
         if mask.segments is not None:
-            q_segment, k_segment = (_contiguous_float32(x) for x in mask.segments)
+            q_segment, k_segment = (_readable(x) for x in mask.segments)
     if call.dropout:
         seed = torch.randint(1 << 31, (), device=q.device)  # on the device: no wait, and graph-safe
     if call.values is not None:
-        table = _contiguous_float32(call.values.table)
+        table = _readable(call.values.table)
     given = Given(
         q, k, v, table=table, keys=keys, q_segment=q_segment, k_segment=k_segment, seed=seed
     )
     whole = Call(numbers, open_length=is_symbolic(sight.n_q, sight.n_k, sight.q_start))
     if isinstance(lag, QueryBias) and _is_product(lag, q, k, whole):
         query = None if lag.query is call.q else as_rows(lag.query)
-        given = given._replace(query=query, factor=_contiguous_float32(lag.table))
+        given = given._replace(query=query, factor=_readable(lag.table))
         return given, whole._replace(product_scale=float(lag.scale))
     if isinstance(lag, CurveBias) and lag.curve.name in CURVE_PARTS and lag.shape[1] == q.shape[1]:
         reach = lag.reach
         if min(numbers.before, numbers.after) >= 0 and not CURVE_PARTS[lag.curve.name].tails:
             seen = max(numbers.before, numbers.after)  # no query sees more of the curve
             reach = smaller(reach, seen)
-        parameters: list[Any] = [_contiguous_float32(x) for x in lag.parameters]
+        parameters: list[Any] = [_readable(x) for x in lag.parameters]
         parameters += [None] * (3 - len(parameters))
         given = given._replace(**dict(zip(("first", "second", "third"), parameters, strict=True)))
         return given, whole._replace(curve=lag.curve.name, reach=reach)
@@ -634,7 +634,7 @@ def _lag_parts(
     if all(x is None for x in lines):
         extent = lag.extent
         if extent is not None:
-            extent = _contiguous_float32(extent.expand(n_heads).to(torch.int32))
+            extent = _readable(extent.expand(n_heads).to(torch.int32))
         return band, extent, None
     zero = torch.zeros(1, 1, 1, device=device)
     shape = torch.broadcast_shapes(*(x.shape for x in lines if x is not None))  # type: ignore[no-untyped-call]
@@ -658,7 +658,7 @@ def as_read(name: str, x: Tensor) -> Tensor:
     """The tensor of this field of `Given` in memory as the kernels read it."""
     if name == NOWHERE:
         return x
-    return as_rows(x) if name in ROWS else _contiguous_float32(x)
+    return as_rows(x) if name in ROWS else _readable(x)
 
 
 def without_gaps(x: Tensor) -> Tensor:
@@ -667,8 +667,8 @@ def without_gaps(x: Tensor) -> Tensor:
     return x if x.data_ptr() & 15 == 0 else x.clone()
 
 
-def _contiguous_float32(x: Tensor) -> Tensor:
-    """x in float32 without gaps, or as it is where it holds whole numbers."""
+def _readable(x: Tensor) -> Tensor:
+    """x without gaps, in float32 unless it holds whole numbers."""
     x = x.float() if x.is_floating_point() else x
     return x.resolve_neg().contiguous()
 
