@@ -16,7 +16,8 @@ from five_calls import (
     five_steps,
 )
 from models import GREEDY, SIZES, VOCAB, causal, prompts
-from shaking import gain
+from shaking import gain, shake
+from whence.models import WhenceConfig, WhenceForCausalLM
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,17 +30,28 @@ WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
 NAMES = ["tisa:kernels=5+rope", "shaw", "t5", "alibi", "learned"]
 
 
+def wide(name: str, length: int = 512, **more: Any) -> WhenceForCausalLM:
+    """A model of wide heads, in training, whose positions alone are moved from where they begin.
+
+    With all weights moved, as `causal` does, softmax is so steep that in half precision gradients
+    keep no digit.
+    """
+    torch.manual_seed(1)
+    sizes = {**SIZES, **WIDE, "num_key_value_heads": 2, "max_position_embeddings": length}
+    model = WhenceForCausalLM(WhenceConfig(position=name, **sizes, **more))
+    shake(model.model.stack.position, 0.3)
+    return model.cuda().train()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fused_kernels_train_it_as_the_definition_does(name: str) -> None:
-    options = {**WIDE, "max_position_embeddings": 512}
-    reference = causal(name, backend="reference", **options).cuda()
-    fused = causal(name, backend="fused", **options).cuda()
+    reference, fused = (wide(name, backend=backend) for backend in ("reference", "fused"))
     fused.load_state_dict(reference.state_dict())
     ids = torch.randint(2, VOCAB, (2, 300), device="cuda")
     mask = torch.ones_like(ids)
     mask[0, :100] = 0
     for model in (reference, fused):
-        model.train()(ids, attention_mask=mask, labels=ids).loss.backward()
+        model(ids, attention_mask=mask, labels=ids).loss.backward()
     for a, b in zip(fused.parameters(), reference.parameters(), strict=True):
         if b.grad is not None:
             assert_close(a.grad, b.grad, rtol=1e-2, atol=1e-3 * b.grad.abs().max().item() + 1e-6)
@@ -48,7 +60,7 @@ def test_the_fused_kernels_train_it_as_the_definition_does(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_and_compiling_leave_the_loss_where_it_was(name: str) -> None:
     torch.compiler.reset()
-    model = causal(name, **WIDE, max_position_embeddings=512).cuda().train()
+    model = wide(name)
     ids = torch.randint(2, VOCAB, (2, 256), device="cuda")
     plain = model(ids, labels=ids).loss
     with torch.autocast("cuda", torch.bfloat16):
@@ -67,7 +79,7 @@ def test_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
     name: str, mode: str
 ) -> None:
     torch.compiler.reset()
-    model = causal(name, **WIDE, max_position_embeddings=512).cuda().train()
+    model = wide(name)
     compiled = torch.compile(model, mode=mode)
 
     def gradients(forward: Callable[..., Any], ids: Tensor, half: bool) -> Found:
@@ -96,18 +108,18 @@ def test_compiled_gradients_of_the_fifth_step_are_as_exact_as_the_called_ones(
 @pytest.mark.filterwarnings("default")
 def test_a_compiled_model_has_two_graphs_for_all_lengths(name: str) -> None:
     torch.compiler.reset()
-    model = causal(name, **WIDE, max_position_embeddings=8192).cuda().train()
+    model = wide(name, length=8192)
     graphs = CompileCounterWithBackend("inductor")
     compiled = torch.compile(model, backend=graphs)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    learned = {key: p for key, p in model.named_parameters() if p.requires_grad}
     for n in (300, 700, 48, 4608, 100):  # at 4,608 tokens a plain kernel takes the far keys
         ids = torch.randint(2, VOCAB, (1, n), device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             found, wanted = (x(ids, labels=ids, use_cache=False).loss for x in (compiled, model))
-        assert_close(found, wanted, rtol=1e-2, atol=1e-2)
-        of_compiled, of_called = (torch.autograd.grad(x, parameters) for x in (found, wanted))
-        for a, b in zip(of_compiled, of_called, strict=True):
-            assert_close(a, b, rtol=5e-2, atol=5e-2 * b.abs().max().item() + 1e-6)
+        assert_close(found, wanted, rtol=1e-3, atol=0)
+        pairs = (torch.autograd.grad(x, [*learned.values()]) for x in (found, wanted))
+        for key, a, b in zip(learned, *pairs, strict=True):
+            assert (a - b).norm() <= 0.03 * b.norm(), (n, key)
     assert graphs.frame_count <= 2
 
 

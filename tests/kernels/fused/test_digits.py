@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from whence import LagBias, LagValues, Line, LowRankBias, attend
+from whence import LagBias, LagValues, Line, LowRankBias, Mask, attend
+from whence.kernels.call import as_call
+from whence.kernels.reference import attend_rows
 from whence.lag import BUCKETS, GAUSSIANS, LINE, CurveBias
 from whence.units import GAIN
 
@@ -233,6 +235,42 @@ def test_a_curve_s_gradient_beside_a_value_table_is_as_balanced_as_without_one(n
         return max((a.double() - b).abs().max().item() / b.abs().max().item() for a, b in pairs)
 
     assert error(LagValues(torch.randn(1, 3, 16))) < 4 * max(error(None), 1e-6)
+
+
+@pytest.mark.parametrize("masked", ["documents", "padding"])
+def test_a_wide_curve_s_gradient_is_as_exact_as_pytorch_s_where_a_mask_leaves_few_keys(
+    masked: str,
+) -> None:
+    """Over a few keys the curve is nearly constant, and what should cancel in a row must do so."""
+    n, place = 72, torch.arange(72)
+    document = (place // 6)[None]
+    keys = (place < 6)[None]
+    mask = Mask(segments=(document, document)) if masked == "documents" else Mask(keys=keys)
+
+    def found(dtype: torch.dtype, *, fused: bool) -> list[Tensor]:
+        kind = torch.promote_types(dtype, torch.float32)
+        leaves = [x.to(kind).requires_grad_() for x in shape]
+        curve = CurveBias(GAUSSIANS, n - 1, *(x / GAIN for x in leaves))
+        qkv = [x.to(dtype) for x in heads]
+        if fused:
+            out = attend(*qkv, bias=curve, mask=mask, backend="fused")
+        else:
+            options = dict.fromkeys(("values", "window", "scale", "q_start"))
+            call = as_call(*qkv, bias=curve, mask=mask, causal=False, dropout=0.0, **options)
+            out = attend_rows(call, slice(0, n))
+        return list(torch.autograd.grad(out, leaves, d_out.to(dtype)))
+
+    errors = torch.zeros(2, 3, dtype=torch.float64)  # squares, of three parameters
+    for draw in range(4):
+        torch.manual_seed(draw)
+        *heads, d_out = (torch.randn(1, 4, n, 16).half() for _ in range(4))
+        shape = [torch.randn(4, 1), 5 + torch.rand(4, 1), 30 * torch.randn(4, 1)]
+        truth = found(torch.float64, fused=False)
+        for row, fused in zip(errors, (True, False), strict=True):
+            pairs = zip(found(torch.float16, fused=fused), truth, strict=True)
+            row += torch.stack([(x - t).square().mean() for x, t in pairs])
+    ours, same = errors.sqrt()
+    assert (ours <= 2 * same).all(), ours / same
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of cells out of sight

@@ -267,13 +267,15 @@ def _is_striped(task: Task) -> bool:
 def _shows_imbalance(task: Task) -> bool:
     """Whether the error of delta (query_kernel) would show in the gradient of a band.
 
-    Few rows do not average it out. In a window of few keys dS is small. With a scale of 0 the
-    logits have no rounding errors, and in float32 only small ones, so that nothing else hides it.
+    Few rows do not average it out. Over the few keys of a narrow window, and over those that a mask
+    may leave, dS is small and a curve nearly constant. With a scale of 0 the logits have no
+    rounding errors, and in float32 only small ones, so that nothing else hides it.
     """
-    numbers = task.numbers
+    numbers, inputs = task.numbers, task.inputs
     narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
+    masked = inputs.keys is not None or inputs.q_segment is not None
     exact_logits = task.q.dtype == torch.float32 or numbers.scale == 0.0
-    return bool(task.q.shape[2] <= FEW_ROWS or narrow or exact_logits)
+    return bool(task.q.shape[2] <= FEW_ROWS or narrow or masked or exact_logits)
 
 
 def _sees_one_key(task: Task) -> bool:
