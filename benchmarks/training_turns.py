@@ -178,11 +178,15 @@ class Apart:
             raise RuntimeError(found if isinstance(found, str) else "its process died")
         return found
 
-    def end(self) -> None:
-        """End the process: in order if it waits for its turn."""
+    def ask_to_end(self) -> None:
+        """Let the process end in order if it waits for its turn."""
         if self._first:
             with contextlib.suppress(OSError):  # it has ended already
                 self._pipe.send(None)
+
+    def end(self) -> None:
+        """End the process, which is given a moment if it was asked before."""
+        if self._first:
             self._process.join(PAUSE)
         self._process.terminate()
         self._process.join()
@@ -382,6 +386,8 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
             for record in records[-len(methods) :]:
                 first = record.get("first_seconds")
                 print(line(record), "" if first is None else f"first steps {first} s", flush=True)
+    for model in apart.values():  # all at once: one after the other takes seconds each
+        model.ask_to_end()
     for model in apart.values():
         model.end()
     held = [record["held"] for record in records]

@@ -56,6 +56,9 @@ STRIPED = 2048
 # bytes for each token and head. Its offsets have 32 bits, hence the limit of keys.
 STRIPED_WINDOW = 1024
 MOST_STRIPED_KEYS = 1 << 24
+# Over up to this many keys a curve is taken to be nearly constant (_shows_imbalance). It is also
+# where tiles change, so that one limit more makes no kernels more to compile.
+FEW_KEYS = tiling.SHORT
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
 # The keys and values of the heads that take turns fill at most one CACHE_PARTS-th of the L2 cache.
@@ -267,15 +270,17 @@ def _is_striped(task: Task) -> bool:
 def _shows_imbalance(task: Task) -> bool:
     """Whether the error of delta (query_kernel) would show in the gradient of a band.
 
-    Few rows do not average it out. Over the few keys of a narrow window, and over those that a mask
-    may leave, dS is small and a curve nearly constant. With a scale of 0 the logits have no
-    rounding errors, and in float32 only small ones, so that nothing else hides it.
+    Few rows do not average it out. Over few keys, or those that a mask leaves, a curve is nearly
+    constant, so that dS cancels. With a scale of 0 the logits have no rounding errors, and in
+    float32 only small ones, so that nothing else hides it.
     """
     numbers, inputs = task.numbers, task.inputs
-    narrow = numbers.before >= 0 and 0 <= numbers.after < FEW_ROWS - numbers.before
+    n_q, keys = task.q.shape[2], task.k.shape[2]
+    if numbers.before >= 0 and numbers.after >= 0:
+        keys = min(keys, numbers.before + numbers.after + 1)
     masked = inputs.keys is not None or inputs.q_segment is not None
     exact_logits = task.q.dtype == torch.float32 or numbers.scale == 0.0
-    return bool(task.q.shape[2] <= FEW_ROWS or narrow or masked or exact_logits)
+    return bool(n_q <= FEW_ROWS or keys <= FEW_KEYS or masked or exact_logits)
 
 
 def _sees_one_key(task: Task) -> bool:
