@@ -237,15 +237,16 @@ def test_a_curve_s_gradient_beside_a_value_table_is_as_balanced_as_without_one(n
     assert error(LagValues(torch.randn(1, 3, 16))) < 4 * max(error(None), 1e-6)
 
 
-@pytest.mark.parametrize("masked", ["documents", "padding"])
-def test_a_wide_curve_s_gradient_is_as_exact_as_pytorch_s_where_a_mask_leaves_few_keys(
-    masked: str,
+@pytest.mark.parametrize("seen", ["documents", "padding", "all keys"])
+def test_a_wide_curve_s_gradient_is_as_exact_as_pytorch_s_where_rows_see_few_keys(
+    seen: str,
 ) -> None:
     """Over a few keys the curve is nearly constant, and what should cancel in a row must do so."""
     n, place = 72, torch.arange(72)
     document = (place // 6)[None]
     keys = (place < 6)[None]
-    mask = Mask(segments=(document, document)) if masked == "documents" else Mask(keys=keys)
+    masks = {"documents": Mask(segments=(document, document)), "padding": Mask(keys=keys)}
+    mask = masks.get(seen)
 
     def found(dtype: torch.dtype, *, fused: bool) -> list[Tensor]:
         kind = torch.promote_types(dtype, torch.float32)
