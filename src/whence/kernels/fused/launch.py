@@ -56,8 +56,9 @@ STRIPED = 2048
 # bytes for each token and head. Its offsets have 32 bits, hence the limit of keys.
 STRIPED_WINDOW = 1024
 MOST_STRIPED_KEYS = 1 << 24
-# Over up to this many keys a curve is taken to be nearly constant (_shows_imbalance). It is also
-# where tiles change, so that one limit more makes no kernels more to compile.
+# Where rows see up to this many keys, they are balanced for the gradient of a band
+# (_shows_imbalance). At 2,048 that would take 2% of a layer's time. With heads of up to 64, tiles
+# change there too, so that this limit makes no more kernels to compile.
 FEW_KEYS = tiling.SHORT
 BUSY = 1024  # programs that keep a whole GPU busy
 MOST_BLOCKS = 65_535  # CUDA's limit for the second axis of a grid
