@@ -56,7 +56,7 @@ STRIPED = 2048
 # bytes for each token and head. Its offsets have 32 bits, hence the limit of keys.
 STRIPED_WINDOW = 1024
 MOST_STRIPED_KEYS = 1 << 24
-# Where rows see up to this many keys, they are balanced for the gradient of a band
+# Where rows see up to this many keys, they are balanced for the gradient of a band that they share
 # (_shows_imbalance). At 2,048 that would take 2% of a layer's time. With heads of up to 64, tiles
 # change there too, so that this limit makes no more kernels to compile.
 FEW_KEYS = tiling.SHORT
@@ -236,6 +236,7 @@ def _sums_of(task: Task, wanted: Wanted) -> Sums:
     n_q = task.q.shape[2]
     band = shape is not None and wanted.band
     rows = shape is not None and wanted.band and (shape[2] > 1 or n_q == 1)
+    shared = band and not rows
     ends = rows and task.product is not None
     tails = task.inputs.tails is not None and wanted.tails and not ends
     # In one pass, balancing takes an addition in every cell. Beside a plain kernel for the far keys
@@ -245,14 +246,14 @@ def _sums_of(task: Task, wanted: Wanted) -> Sums:
     if task.far is not None:
         balanced = balanced or wanted.band
     else:
-        delicate = wanted.band and _shows_imbalance(task)
+        delicate = wanted.band and _shows_imbalance(task, shared=shared)
         balanced = balanced or task.inputs.table is not None or delicate or single_key
     return Sums(
         rows=rows,
         ends=ends,
         tails=tails,
-        shared=band and not rows,
-        striped=band and not rows and _is_striped(task),
+        shared=shared,
+        striped=shared and _is_striped(task),
         balanced=balanced,
         balanced_first=balanced and (n_q <= FEW_ROWS or single_key),
     )
@@ -268,20 +269,22 @@ def _is_striped(task: Task) -> bool:
     return bool(numbers.before + numbers.after + MARGIN <= STRIPED_WINDOW)
 
 
-def _shows_imbalance(task: Task) -> bool:
+def _shows_imbalance(task: Task, *, shared: bool) -> bool:
     """Whether the error of delta (query_kernel) would show in the gradient of a band.
 
-    Few rows do not average it out. Over few keys, or those that a mask leaves, a curve is nearly
-    constant, so that dS cancels. With a scale of 0 the logits have no rounding errors, and in
-    float32 only small ones, so that nothing else hides it.
+    Few rows do not average it out. Over few keys dS is small. Where all rows share the band, it may
+    be nearly constant over the keys that a row sees, of which a mask may leave few, and then its
+    gradient cancels in each row but for that error. With a scale of 0 the logits have no rounding
+    errors, and in float32 only small ones, so that nothing else hides it.
     """
     numbers, inputs = task.numbers, task.inputs
     n_q, keys = task.q.shape[2], task.k.shape[2]
     if numbers.before >= 0 and numbers.after >= 0:
         keys = min(keys, numbers.before + numbers.after + 1)
+    few_keys = keys <= (FEW_KEYS if shared else FEW_ROWS)
     masked = inputs.keys is not None or inputs.q_segment is not None
     exact_logits = task.q.dtype == torch.float32 or numbers.scale == 0.0
-    return bool(n_q <= FEW_ROWS or keys <= FEW_KEYS or masked or exact_logits)
+    return bool(n_q <= FEW_ROWS or few_keys or (shared and masked) or exact_logits)
 
 
 def _sees_one_key(task: Task) -> bool:

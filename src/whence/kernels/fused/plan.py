@@ -159,7 +159,7 @@ class Plan:
         return self.reserved(Room(tuple(shape), dtype, tokens))
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, *, tokens: bool = False) -> Slot:
-        """The same, filled with zeros."""
+        """Memory filled with zeros; `tokens` as in `empty`."""
         slot = self.reserved(Room(tuple(shape), dtype, tokens, zeros=True))
         self._as_tensor.add(slot.index)
         return slot
